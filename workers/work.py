@@ -1,0 +1,73 @@
+"""What travels between the driver and a worker: a sample task going out, records coming back.
+
+Everything here is a frozen dataclass of plain values, so that it pickles small, hashes, and prints. design.md §5.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SEMANTICS = 1  # raised by hand when the same cell would decode to something else; part of every cell key
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A target as a worker loads it. `revision` is resolved (weights' sha256 or hub commit), never a branch name."""
+
+    name: str
+    family: str
+    path: str
+    revision: str
+    block_length: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter as a worker builds it. `checkpoint` is a path or None, `sha` its content's sha256."""
+
+    name: str
+    method: str
+    checkpoint: str | None = None
+    sha: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """The decode settings of a cell. `stop` is "eos" or "length"."""
+
+    gen_length: int
+    temperature: float
+    seed: int
+    stop: str = "eos"
+
+
+@dataclass(frozen=True)
+class MethodTask:
+    """One pending cell of a sample task: decode with `drafter` at `budget`. `drafter` None is the control."""
+
+    cell: str
+    drafter: DrafterSpec | None
+    budget: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """One data-set row with all its pending cells that share model, task, temperature, seed and decode settings.
+
+    The control is decoded in every sample task, since each method's timing is paired with it; `control` is its cell
+    if its record is missing, else None. `turn` rotates the order in which control and methods run.
+    """
+
+    sweep: str
+    model: ModelSpec
+    task: str
+    row: str
+    prompt: str
+    decode: DecodeSpec
+    control: MethodTask | None
+    methods: tuple[MethodTask, ...] = field(default=())
+    turn: int = 0
