@@ -1,0 +1,1 @@
+"""What runs on the head node: grid, plan, schedule, driver, ledger, tracking, results. design.md §5."""

@@ -1,0 +1,312 @@
+"""A grid file and its `key=value` overrides, checked and turned into one frozen `Config`.
+
+    python launch.py plan quickstart limit=5 budgets=[0,8] drafter.spot.tokgate=0.7
+
+OmegaConf lives in this file only. Nothing here touches a model, a data set, Ray or MLflow; whatever is wrong with
+the input is a `UserError` naming the file (or the command line) and the key. design.md §5.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from orchestrator.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+COMMAND_LINE = "command line"
+AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
+CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How every sample is decoded. `gen_length` in tokens; `stop` is "eos" or "length" (design.md §3)."""
+
+    gen_length: int = 128
+    stop: str = "eos"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who decodes. None of it is part of a cell's key.
+
+    `count` is a number of actors or "auto" (one a GPU, or one per `threads` cores). `address` is that of a running
+    Ray cluster; without one, Ray is started on this machine. `executor: inline` decodes in this process, to debug.
+    """
+
+    device: str = "cpu"
+    count: int | str = "auto"
+    threads: int = 1
+    executor: str = "ray"
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """One sweep. The axes multiply into cells; `limit` rows of each task are decoded, all of them if null.
+
+    `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
+    worker deaths one sample task may cause before it is taken apart. `model`, `task` and `drafter` hold the entries
+    that the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
+    """
+
+    name: str
+    models: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
+    drafters: list[str] = field(default_factory=list)
+    budgets: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    seeds: list[int] = field(default_factory=lambda: [0])
+    limit: int | None = None
+    shuffle: bool = True
+    decode: Decode = field(default_factory=Decode)
+    workers: Workers = field(default_factory=Workers)
+    retries: int = 2
+    store: str = "runs"
+    mlflow: str | None = "sqlite:///${store}/mlflow.db"
+    model: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    drafter: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where the sweep's ledger is: `<store>/<name>`."""
+        return Path(self.store) / self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as sweep.yaml keeps them; `load_stored` reads them back."""
+        plain = OmegaConf.to_container(OmegaConf.structured(self))
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which file, or the command line, a key's value came from: the first thing an error message must say."""
+
+    file: str
+    overridden: frozenset[str] = frozenset()
+
+    def of(self, key: str) -> str:
+        """The place to look at for `key`; an override of a part of it (`task.gsm8k.path`) counts as one of it."""
+        touched = any(over == key or over.startswith((f"{key}.", f"{key}[")) for over in self.overridden)
+        if touched:
+            return COMMAND_LINE
+        section, _, name = key.partition(".")
+        entry = CONFIGS / section / f"{name.split('.')[0]}.yaml"
+        return shown(entry) if section in CATALOGUE and entry.exists() else self.file
+
+    def error(self, key: str, wrong: str) -> UserError:
+        """`wrong` as a UserError about `key`."""
+        return UserError(self.of(key), key, wrong)
+
+
+def load(grid: str, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+    """The grid `grid`, a name in configs/grid or the path of a YAML file, with `key=value` overrides.
+
+    Raises UserError for anything misspelt, unknown, empty, or of the wrong type.
+    """
+    path = find_grid(grid)
+    if path is None:
+        raise UserError(COMMAND_LINE, grid, f"no such grid; known: {listed(known('grid'))}, or the path of a YAML file")
+    raw = _read(path)
+    raw.setdefault("name", path.stem)
+    return _build(raw, shown(path), overrides)
+
+
+def load_stored(raw: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+    """The config that sweep.yaml keeps, with overrides. Its entries are the ones of the first run, not of today."""
+    axes = {key: value for key, value in raw.items() if key not in CATALOGUE}
+    return _build(axes, shown(file), overrides, {section: raw.get(section, {}) for section in CATALOGUE})
+
+
+def find_grid(grid: str) -> Path | None:
+    """The file that `grid` names, or None."""
+    for path in (CONFIGS / "grid" / f"{grid}.yaml", Path(grid)):
+        if path.is_file():
+            return path
+    return None
+
+
+def known(section: str) -> list[str]:
+    """Names in configs/<section>, sorted."""
+    return sorted(path.stem for path in (CONFIGS / section).glob("*.yaml"))
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b, c`, or "none"."""
+    return ", ".join(names) or "none"
+
+
+def shown(path: Path) -> str:
+    """`path` as a person would write it: relative to the project or to where they stand, if it is inside."""
+    for base in (Path.cwd(), ROOT):
+        if path.resolve().is_relative_to(base):
+            return str(path.resolve().relative_to(base))
+    return str(path)
+
+
+# ---- merging
+
+
+def _build(
+    raw: dict[str, Any], file: str, overrides: Sequence[str], stored: dict[str, dict[str, Any]] | None = None
+) -> tuple[Config, Source]:
+    source = Source(file, frozenset(text.partition("=")[0] for text in overrides))
+    merged = OmegaConf.structured(Config)
+    for key, value in raw.items():  # one at a time, so that an error has a key
+        merged = _merge(merged, {key: value}, key, file)
+    for text in overrides:
+        merged = _override(merged, text)
+    for section, axis in CATALOGUE.items():
+        bases = (stored or {}).get(section, {})
+        merged[section] = {name: _entry(merged, section, name, bases.get(name), source) for name in merged[axis]}
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, Config)
+    _check(config, source)
+    return config, source
+
+
+def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
+    """`change` merged into `config`, in struct mode."""
+    try:
+        merged = OmegaConf.merge(config, change)
+    except OmegaConfBaseException as error:
+        raise _explain(error, config, key, where) from None
+    assert isinstance(merged, DictConfig)
+    OmegaConf.set_readonly(merged, False)
+    return merged
+
+
+def _override(config: DictConfig, text: str) -> DictConfig:
+    key, equals, _ = text.partition("=")
+    if not equals or not key:
+        raise UserError(COMMAND_LINE, text, "not an override; write key=value, for instance limit=5")
+    try:
+        change = OmegaConf.from_dotlist([text])
+    except yaml.YAMLError:
+        raise UserError(COMMAND_LINE, key, f"{text!r} is not YAML; quote it, or close its brackets") from None
+    section, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    if section in CATALOGUE and name not in [*known(section), *config[section]]:
+        raise unknown(COMMAND_LINE, key, section, name, [*known(section), *config[section]])
+    return _merge(config, change, key, COMMAND_LINE)
+
+
+def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | None, source: Source) -> dict[str, Any]:
+    """The catalogue entry `name`: `base` or its file, with the changes made in the grid file and on the command line."""
+    path, changes = CONFIGS / section / f"{name}.yaml", config[section].get(name, OmegaConf.create({}))
+    if not isinstance(changes, DictConfig):
+        raise source.error(f"{section}.{name}", f"{changes!r} is the wrong type; key: value lines expected")
+    if base is None and not path.exists():
+        if not changes:
+            raise unknown(source.of(CATALOGUE[section]), CATALOGUE[section], section, name, known(section))
+        return _plain(changes)
+    entry = base if base is not None else _read(path)
+    for key, value in _plain(changes).items():
+        full = f"{section}.{name}.{key}"
+        if key not in entry:
+            raise source.error(full, f"unknown key{_suggest(key, entry)}")
+        _check_type(source, full, entry[key], value)
+    return {**entry, **_plain(changes)}
+
+
+def _plain(node: Any) -> dict[str, Any]:
+    container = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def _check_type(source: Source, key: str, old: Any, new: Any) -> None:
+    """An entry's value keeps its type; null says nothing about one, and a whole number is fine for a float."""
+    if old is None or new is None or type(new) is type(old) or (isinstance(old, float) and type(new) is int):
+        return
+    raise source.error(key, f"{new!r} is the wrong type; {type(old).__name__} expected, such as {old!r}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        node = OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise UserError(shown(path), "", f"not YAML: {error}") from None
+    except OSError as error:  # OmegaConf's word for a file that holds one bare value
+        raise UserError(shown(path), "", f"not a mapping; write key: value lines ({error})") from None
+    if not isinstance(node, DictConfig):
+        raise UserError(shown(path), "", "not a mapping; write key: value lines")
+    return _plain(node)
+
+
+# ---- saying what is wrong
+
+
+def unknown(where: str, key: str, section: str, name: str, names: Iterable[str]) -> UserError:
+    """An entry that is in no file of configs/<section>."""
+    near = difflib.get_close_matches(name, names := sorted(set(names)), n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(where, key, f"no such {section}: {name!r}; {meant}known: {listed(names)}")
+
+
+def _suggest(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, names := sorted(words), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; one of {listed(names)}"
+
+
+def _explain(error: OmegaConfBaseException, config: Any, key: str, where: str) -> UserError:
+    """OmegaConf's several lines as one of ours."""
+    key = re.sub(r"\[\d+\]$", "", str(error.full_key or key))
+    if isinstance(error, ConfigKeyError):
+        parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
+        return UserError(where, key, f"unknown key{_suggest(key.rpartition('.')[2], [str(k) for k in parent])}")
+    said = re.search(r"(?:Value '|value: )(.*?)(?:' of|$)", str(error).splitlines()[0])
+    value = f"{said.group(1)} is " if said else ""
+    return UserError(where, key, f"{value}the wrong type; {_expected(key)} expected")
+
+
+KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+
+
+def _expected(key: str) -> str:
+    """The type of `key` in words."""
+    hint: Any = Config
+    for part in key.split(".") if key else ():
+        hint = get_type_hints(hint)[part] if is_dataclass(hint) else Any
+    if get_origin(hint) is list:
+        return f"a list ({KINDS[get_args(hint)[0]]} each)"
+    return " or ".join(KINDS.get(kind, "key: value lines") for kind in get_args(hint) or (hint,))
+
+
+# ---- checks of meaning
+
+
+def _check(config: Config, source: Source) -> None:
+    for key, holds, wrong in _rules(config):
+        if not holds:
+            raise source.error(key, wrong)
+
+
+def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
+    """(key, does it hold, what to say if not)."""
+    decode, workers = config.decode, config.workers
+    for axis in AXES:
+        yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
+    yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"
+    whole = all(budget >= 0 and float(budget).is_integer() for budget in config.budgets)
+    yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
+    yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
+    yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
+    yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
+    yield "decode.gen_length", decode.gen_length > 0, f"{decode.gen_length}: one token or more"
+    yield "decode.stop", decode.stop in ("eos", "length"), f"{decode.stop!r}: 'eos' or 'length'"
+    yield "workers.device", workers.device in ("cpu", "cuda"), f"{workers.device!r}: 'cpu' or 'cuda'"
+    yield "workers.executor", workers.executor in ("ray", "inline"), f"{workers.executor!r}: 'ray' or 'inline'"
+    yield "workers.threads", workers.threads > 0, f"{workers.threads}: one thread or more"
+    counted = workers.count == "auto" or (isinstance(workers.count, int) and workers.count > 0)
+    yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
