@@ -39,7 +39,7 @@ Example = Callable[[int], tuple[str, str]]
 class TrainSettings:
     """What decides the trained weights. `steps` batches of `batch_size` examples, one pass over fresh data."""
 
-    steps: int = 7000
+    steps: int = 5000
     batch_size: int = 16
     seed: int = 0
     rate: float = 3e-3

@@ -1,0 +1,35 @@
+"""The step rule: which position of a block the target commits next, and to which token (design.md §3)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def choose(logits: Tensor, mask_id: int, temperature: float, gumbel: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Token and surprise at every position.
+
+    `logits` [..., V], any float dtype; `gumbel` in the same shape, read only at T > 0. Returns tokens [...] int64 and
+    surprise [...] = -log softmax(z)[token], float32 or wider, z = logits / T (logits at T = 0). The mask token is never
+    chosen but stays in the normaliser. Ties go to the lowest token.
+    """
+    z = logits if logits.dtype == torch.float64 else logits.float()
+    scores = z
+    if temperature > 0:
+        z = z / temperature
+        scores = z + gumbel.to(z.dtype)
+    token = scores.index_fill(-1, torch.tensor(mask_id, device=z.device), -torch.inf).argmax(-1, keepdim=True)
+    return token.squeeze(-1), surprise(z, token)
+
+
+def surprise(z: Tensor, token: Tensor) -> Tensor:
+    """-log softmax(z)[token] for z [..., V] and token [..., 1], with all its digits where the probability is near one.
+
+    A confident target saturates float32 probabilities at 1.0; the order of commits is then decided here alone.
+    """
+    others = z.scatter(-1, token, -torch.inf).logsumexp(-1)
+    return F.softplus(others - z.gather(-1, token).squeeze(-1))
+
+
+def commit_least_surprising(masked: Tensor, surprise: Tensor) -> Tensor:
+    """The position committed next, [N] int64, for `masked` and `surprise` [N, M]. Ties go to the lowest position."""
+    return surprise.masked_fill(~masked, torch.inf).argmin(-1)

@@ -1,0 +1,25 @@
+"""Best-first by stale confidence: SPOT's tree without its order model, the order-free ablation."""
+
+from dataclasses import dataclass
+
+import torch
+
+from spot.drafters.protocol import Context
+from spot.drafters.tokens import token_candidates
+from spot.tree import Commits, State, grow, likeliest
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A draft's mass is the product of its tokens' stale probabilities."""
+
+    tokgate: float = 0.6
+
+    def draft(self, context: Context, budget: int) -> list[State]:
+        def children(states: list[State]) -> Commits:
+            masked = torch.tensor(states, device=context.table.masked.device) == context.mask_id
+            depths = context.block.count(context.mask_id) - masked.sum(-1)
+            log_p, token = token_candidates(context, depths, self.tokgate)
+            return likeliest(torch.zeros(masked.shape).masked_fill(~masked, -torch.inf), log_p, token, budget)
+
+        return grow(context.block, context.mask_id, budget, children)

@@ -1,0 +1,159 @@
+"""SDAR: Qwen3 layers under a block-causal mask, loaded from the authors' checkpoints without their code.
+
+The projections, norms, rotary embedding and MLP are transformers' Qwen3 modules; the attention is ours, because several
+nodes share one cached prefix (design.md §3). Names in the checkpoint equal Qwen3's.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding, apply_rotary_pos_emb
+
+from spot.targets.protocol import TargetConfig
+
+PUBLISHED_MASK_ID = 151669  # the hub's config.json does not name it
+
+
+class Sdar(nn.Module):
+    """A target: `prefill`, then `self(nodes)` and `advance(block)` until the text is done. One call is one pass.
+
+    Holds the keys and values of all stored blocks. A finished block is *pending* until the next call stores it on its
+    way, so that storing costs no pass of its own.
+    """
+
+    def __init__(self, model: Qwen3ForCausalLM, config: TargetConfig) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.config = config
+        self._clear()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def prefill(self, prompt: list[int]) -> int:
+        """Forget the last text and store the prompt's whole blocks. Returns the passes that took: 0 or 1."""
+        self._clear()
+        whole = len(prompt) // self.config.block_length * self.config.block_length
+        if whole == 0:
+            return 0
+        self._pending = torch.tensor(prompt[:whole], device=self.device)
+        self(torch.empty(1, 0, dtype=torch.long, device=self.device))
+        return 1
+
+    def advance(self, block: Tensor) -> None:
+        """Append a finished block [B] to the text; the next call stores it."""
+        self._pending = block
+
+    @torch.inference_mode()
+    def forward(self, nodes: Tensor) -> Tensor:
+        """Logits [N, B, V] of N nodes [N, B], each seeing the stored text, the pending block and itself."""
+        pending = len(self._pending)
+        if pending and len(nodes) > 1:
+            raise ValueError(f"{len(nodes)} nodes while a block is pending: a block's first pass has one")
+        tokens = torch.cat([self._pending[None], nodes], 1) if pending else nodes
+        positions = torch.arange(self._stored, self._stored + tokens.shape[1], device=self.device)
+        blocks = positions // self.config.block_length
+        visible = blocks[:, None] >= blocks[None, :]
+        body = self.model.model
+        hidden = body.embed_tokens(tokens)
+        rotary = body.rotary_emb(hidden, positions[None])
+        for index, layer in enumerate(body.layers):
+            residual, normed = hidden, layer.input_layernorm(hidden)
+            hidden = residual + self._attend(index, layer.self_attn, normed, rotary, visible, pending)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        self._stored += pending
+        self._pending = self._pending[:0]
+        return self.model.lm_head(body.norm(hidden[:, pending:]))
+
+    def _attend(self, index: int, attention: Qwen3Attention, hidden, rotary, visible, pending: int) -> Tensor:
+        n, s, _ = hidden.shape
+        heads = (n, s, -1, attention.head_dim)
+        query = attention.q_norm(attention.q_proj(hidden).view(heads)).transpose(1, 2)
+        key = attention.k_norm(attention.k_proj(hidden).view(heads)).transpose(1, 2)
+        value = attention.v_proj(hidden).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        mixed = shared_prefix_attention(query, key, value, *self._cache[index], visible)
+        if pending:
+            stored = (key[0, :, :pending], value[0, :, :pending])
+            self._cache[index] = tuple(map(lambda old, new: torch.cat([old, new], 1), self._cache[index], stored))
+        return attention.o_proj(mixed.transpose(1, 2).reshape(n, s, -1))
+
+    def _clear(self) -> None:
+        config = self.model.config
+        shape = (config.num_key_value_heads, 0, config.head_dim)
+        empty = torch.empty(shape, device=self.device, dtype=self.model.dtype)
+        self._cache = [(empty, empty)] * config.num_hidden_layers
+        self._stored = 0
+        self._pending = torch.empty(0, dtype=torch.long, device=self.device)
+
+
+def shared_prefix_attention(query, key, value, prefix_key, prefix_value, visible) -> Tensor:
+    """Attention of N nodes over one shared prefix and their own positions: one softmax over both score parts.
+
+    query [N, H, S, D]; key, value [N, K, S, D]; prefix_key, prefix_value [K, P, D], never copied per node; visible
+    [S, S] bool, True where a query may see a node's own key. Returns [N, H, S, D].
+    """
+    n, h, s, d = query.shape
+    k, p, _ = prefix_key.shape
+    g = h // k
+    grouped = query.reshape(n, k, g * s, d) * d**-0.5
+    own = (grouped @ key.transpose(-1, -2)).view(n, k, g, s, s).masked_fill(~visible, -torch.inf)
+    shared = _nodes_last(grouped) @ prefix_key.transpose(-1, -2)
+    shared = shared.view(k, n, g, s, p).transpose(0, 1)
+    weights = torch.cat([shared, own], -1).softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32))
+    shared, own = weights.to(query.dtype).split([p, s], -1)
+    from_own = own.reshape(n, k, g * s, s) @ value
+    from_prefix = _nodes_last(shared.reshape(n, k, g * s, p)) @ prefix_value
+    return (from_own + from_prefix.view(k, n, g * s, d).transpose(0, 1)).view(n, h, s, d)
+
+
+def _nodes_last(x: Tensor) -> Tensor:
+    """[N, K, R, C] to [K, N * R, C]: all nodes' rows in one matrix for each key-value head."""
+    n, k, r, c = x.shape
+    return x.transpose(0, 1).reshape(k, n * r, c)
+
+
+def load_sdar(folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Sdar:
+    """An SDAR checkpoint folder as a target. Raises ValueError naming a tensor that is missing or not expected."""
+    published = json.loads((folder / "config.json").read_text())
+    config = qwen3_config(published)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    weights: dict[str, Tensor] = {}
+    for shard in sorted(folder.glob("model*.safetensors")):
+        weights |= {name: value.to(dtype) for name, value in load_file(shard, device).items()}
+    if config.tie_word_embeddings:
+        weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+    _check_names(folder, set(weights), set(model.state_dict()))
+    model.load_state_dict(weights, assign=True)
+    model.model.rotary_emb = Qwen3RotaryEmbedding(config).to(device)  # its buffers are not in the checkpoint
+    stop_ids = published["eos_token_id"]
+    return Sdar(
+        model,
+        TargetConfig(
+            block_length=block_length,
+            mask_id=published.get("mask_token_id") or PUBLISHED_MASK_ID,
+            stop_ids=frozenset([stop_ids] if isinstance(stop_ids, int) else stop_ids),
+        ),
+    )
+
+
+def qwen3_config(published: dict) -> Qwen3Config:
+    """Qwen3's configuration from SDAR's config.json."""
+    names = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias hidden_act"
+    )
+    rope = {"rope_type": "default", "rope_theta": float(published["rope_theta"])}
+    return Qwen3Config(**{name: published[name] for name in names.split()}, rope_parameters=rope)
+
+
+def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:
+    for problem, names in (("missing", wanted - found), ("unexpected", found - wanted)):
+        if names:
+            raise ValueError(f"{folder}: {problem} tensor {min(names)!r} ({len(names)} in all)")
