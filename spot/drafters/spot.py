@@ -1,13 +1,20 @@
 """SPOT: a tree grown best first from the order model's q(position | branch) (paper, section 4)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
-from spot.order_model import OrderModel
+from spot.order_model import OrderModel, load_order_model
 from spot.tree import Commits, State, grow, likeliest
+
+NEEDS_CHECKPOINT = True
+
+
+def load(checkpoint: Path, device: str, tokgate: float = 0.6) -> "Spot":
+    return Spot(load_order_model(checkpoint, device), tokgate)
 
 
 @dataclass(frozen=True)

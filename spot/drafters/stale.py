@@ -1,12 +1,19 @@
 """Best-first by stale confidence: SPOT's tree without its order model, the order-free ablation."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
 from spot.tree import Commits, State, grow, likeliest
+
+NEEDS_CHECKPOINT = False
+
+
+def load(checkpoint: Path | None, device: str, tokgate: float = 0.6) -> "Stale":
+    return Stale(tokgate)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _nodes_last(x: Tensor) -> Tensor:
     return x.transpose(0, 1).reshape(k, n * r, c)
 
 
-def load_sdar(folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Sdar:
+def load(folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Sdar:
     """An SDAR checkpoint folder as a target. Raises ValueError naming a tensor that is missing or not expected."""
     published = json.loads((folder / "config.json").read_text())
     config = qwen3_config(published)

@@ -10,6 +10,10 @@ import hashlib
 import random
 from dataclasses import dataclass
 
+from workers.tasks import Row, Score
+from workers.tasks.answers import final_number, same_number
+
+SCORER = "number-1"
 NAMES = ["Mia", "Tom", "Ana", "Leo", "Zoe", "Max", "Eva", "Sam", "Ida", "Ben", "Lea", "Jon"]
 ITEMS = ["apples", "books", "coins", "cards", "shells", "stones", "pens", "cakes", "stamps", "balls", "eggs", "keys"]
 VERBS = {
@@ -17,7 +21,7 @@ VERBS = {
     "-": ["sells", "loses", "eats", "drops"],
     "*": ["multiplies"],
 }
-LARGEST = 60
+LARGEST = 40
 TEST_SHARE = 8  # one chain in eight is a test chain
 
 
@@ -27,6 +31,18 @@ class Problem:
 
     question: str
     answer: str
+
+
+def rows(size: int = 500, split: str = "test") -> list[Row]:
+    """The first `size` problems of a split."""
+    problems = (problem(index, split) for index in range(size))
+    return [Row(f"{split}-{index}", p.question, p.answer) for index, p in enumerate(problems)]
+
+
+def score(row: Row, text: str) -> Score:
+    """Correct when the text's final number is the reference's."""
+    answer = final_number(text)
+    return Score(answer is not None and same_number(answer, final_number(row.reference) or ""), answer)
 
 
 def problem(index: int, split: str) -> Problem:

@@ -1,0 +1,193 @@
+"""A worker: one target with its drafters, decoding sample tasks. Plain Python; the driver wraps it in a Ray actor."""
+
+import hashlib
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from spot import drafters, targets
+from spot.decoder import Decoding, Settings, Watch, decode
+from spot.drafters.protocol import Drafter
+from spot.noise import Noise
+from spot.verdict import explain_difference
+from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask
+
+PROJECT = Path(__file__).resolve().parents[1]
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Worker:
+    """Loads `model` once and decodes with it. Every method of a sample task runs back to back with the control."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        torch.set_num_threads(model.threads)
+        folder = targets.fetch(locate(model.path), model.revision)
+        self._model = model
+        self._target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self._drafters: dict[DrafterSpec, Drafter] = {}
+        self._warm: set[tuple[DrafterSpec | None, int]] = set()
+
+    def run(self, task: SampleTask) -> list[dict[str, Any]]:
+        """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
+        control = MethodTask("", None, 0)
+        order = [control, *task.methods]
+        outcomes: dict[str, _Outcome] = {}
+        for method in _rotate(order, task.turn):
+            outcomes[method.cell] = self._attempt(task, method)
+        paired = outcomes.pop("")
+        recorded = [(task.control, paired)] if task.control else []
+        recorded += [(method, outcomes[method.cell]) for method in task.methods]
+        return [self._record(task, method, outcome, paired) for method, outcome in recorded]
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The token ids of one user turn under the target's chat template."""
+        turns = [{"role": "user", "content": prompt}]
+        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, task: SampleTask, method: MethodTask, watch: Watch | None = None, **changes: int) -> Decoding:
+        """Decode `task`'s prompt with one method; `changes` replace fields of the decode settings."""
+        settings = {"gen_length": task.decode.gen_length, "temperature": task.decode.temperature} | changes
+        noise = Noise.keyed(task.decode.seed, task.task, task.row)
+        drafter = self._drafter(method.drafter) if method.drafter else None
+        ids = self.prompt_ids(task.prompt)
+        return decode(
+            self._target, ids, Settings(stop=task.decode.stop, **settings), noise, drafter, method.budget, watch
+        )
+
+    def text(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _attempt(self, task: SampleTask, method: MethodTask) -> "_Outcome":
+        started = time.time()
+        try:
+            if (method.drafter, method.budget) not in self._warm:
+                self.decode(task, method, gen_length=self._target.config.block_length)
+                self._warm.add((method.drafter, method.budget))
+                started = time.time()
+            return _Outcome(self.decode(task, method), None, started, time.time())
+        except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
+            return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
+
+    def _drafter(self, spec: DrafterSpec) -> Drafter:
+        if spec not in self._drafters:
+            checkpoint = locate(spec.checkpoint) if spec.checkpoint else None
+            self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
+        return self._drafters[spec]
+
+    def _record(self, task: SampleTask, method: MethodTask, outcome: "_Outcome", control: "_Outcome") -> dict[str, Any]:
+        record = {
+            "kind": "decode",
+            "sweep": task.sweep,
+            "cell": method.cell,
+            "row": task.row,
+            "attempt": method.attempt,
+            "device": self._model.device,
+            "dtype": self._model.dtype,
+            "threads": torch.get_num_threads(),
+            "node": platform.node(),
+            "started": outcome.started,
+            "finished": outcome.finished,
+        }
+        if outcome.decoding is None or control.decoding is None:
+            error = outcome.error or f"its control failed: {control.error}"
+            return record | {"status": "failed", "error": error}
+        identical = outcome.decoding.tokens == control.decoding.tokens
+        return (
+            record
+            | {"status": "ok", "error": None, "identical": identical}
+            | {"difference": None if identical else self._explain(task, method, outcome.decoding, control.decoding)}
+            | self._text_fields(outcome.decoding, control.decoding, method.drafter is not None and identical)
+            | _measures(outcome.decoding, control.decoding)
+        )
+
+    def _text_fields(self, decoding: Decoding, control: Decoding, is_repeat: bool) -> dict[str, Any]:
+        text, control_text = self.text(decoding.tokens), self.text(control.tokens)
+        return {
+            "text": None if is_repeat else text,
+            "tokens": None if is_repeat else decoding.tokens,
+            "text_sha": text_sha(text),
+            "control_sha": text_sha(control_text),
+        }
+
+    def _explain(self, task: SampleTask, method: MethodTask, decoding: Decoding, control: Decoding) -> str:
+        free = MethodTask("", None, 0)
+        return explain_difference(
+            control, decoding, lambda watch: self.decode(task, free, watch), lambda watch: self.decode(task, method, watch)
+        )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    decoding: Decoding | None
+    error: str | None
+    started: float
+    finished: float
+
+
+def _rotate(methods: list[MethodTask], turn: int) -> list[MethodTask]:
+    turn %= len(methods)
+    return methods[turn:] + methods[:turn]
+
+
+def _measures(decoding: Decoding, control: Decoding) -> dict[str, Any]:
+    drafted = [p for p in decoding.passes if p.drafted]
+    deepest = max((p.accepted for p in drafted), default=0)
+    return {
+        "length": decoding.length,
+        "nfe": decoding.nfe,
+        "cache_passes": decoding.cache_passes,
+        "steps": len(decoding.commits),
+        "drafted": sum(p.drafted for p in drafted),
+        "drafted_passes": len(drafted),
+        "accepted": sum(p.accepted for p in drafted),
+        "accepted_by_depth": [sum(p.accepted >= depth for p in drafted) for depth in range(1, deepest + 1)],
+        "seconds": decoding.seconds,
+        "control_nfe": control.nfe,
+        "control_seconds": sum(control.seconds.values()),
+    }
+
+
+def text_sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- what a configuration means, without loading weights
+
+
+def locate(path: str) -> str:
+    """A path as it stands, or under the project's root where that exists; hub ids pass through."""
+    inside = PROJECT / path
+    return str(inside) if not Path(path).exists() and inside.exists() else path
+
+
+def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
+    """The spec of a configs/model/ entry, its revision resolved to the weights themselves.
+
+    Raises ValueError, in one line, for a wrong value or a checkpoint that is not there.
+    """
+    if options.get("dtype", "float32") not in DTYPES:
+        raise ValueError(f"dtype: no dtype {options['dtype']!r}; there are {', '.join(DTYPES)}")
+    fields = {key: value for key, value in options.items() if value is not None}
+    revision = targets.resolve(fields["family"], locate(fields["path"]), fields.pop("revision", None))
+    return ModelSpec(name=name, revision=revision, **fields)
+
+
+def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
+    """The spec of a configs/drafter/ entry with its checkpoint's hash; raises ValueError, in one line."""
+    options = dict(options)
+    method, checkpoint = options.pop("method", name), options.pop("checkpoint", None)
+    drafters.check(method, checkpoint, options)
+    sha = None
+    if checkpoint:
+        file = Path(locate(checkpoint))
+        if not file.is_file():
+            raise ValueError(f"checkpoint: no file {checkpoint}")
+        sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())))
