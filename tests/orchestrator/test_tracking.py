@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+from threading import Event
 
 import pytest
 
@@ -46,16 +47,21 @@ def history(uri, cell, metric):
     return sorted((point.step, point.value, point.timestamp) for point in points)
 
 
-def mirrored(uri, sweep, decodes=(), scores=(), status="FINISHED"):
-    mirror = tracking.Mirror(uri, sweep)
+def a_page(folder):
+    (folder / "report.html").write_text("<html>")
+    return folder / "report.html"
+
+
+def mirrored(uri, sweep, decodes=(), scores=(), status="FINISHED", report=None):
+    mirror = tracking.Mirror(uri, sweep, report)
     mirror.push(decodes, scores)
-    assert mirror.finish(status), mirror.error
+    mirror.finish(status)
+    assert not mirror.behind, mirror.error
 
 
 def test_a_finished_sweep_is_a_parent_with_a_nested_run_a_cell(uri, tmp_path):
     sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
-    (sweep.folder / "report.html").write_text("<html>")
-    mirrored(uri, sweep, RECORDS, SCORES)
+    mirrored(uri, sweep, RECORDS, SCORES, report=a_page)
     found = runs(uri)
     assert {key: run.info.status for key, run in found.items()} == dict.fromkeys(found, "FINISHED")
     assert {None, CONTROL.key, SPOT.key} == set(found)
@@ -99,7 +105,7 @@ def test_the_same_batch_twice_in_one_driver_is_logged_once(uri, tmp_path):
     mirror = tracking.Mirror(uri, sweep)
     mirror.push(RECORDS, [])
     mirror.push(RECORDS, [])
-    assert mirror.finish("FINISHED")
+    mirror.finish("FINISHED")
     assert len(history(uri, SPOT, "nfe")) == 2
 
 
@@ -142,16 +148,22 @@ def test_a_failed_sample_fails_its_cell_alone(uri, tmp_path):
     sweep = on_disk(tmp_path, CONTROL, SPOT, records=[*RECORDS[:3], broken])
     tracking.rebuild(uri, sweep.folder)
     status = {key: run.info.status for key, run in runs(uri).items()}
-    assert status == {None: "FAILED", CONTROL.key: "FINISHED", SPOT.key: "FAILED"}
+    assert status == {None: "FINISHED", CONTROL.key: "FINISHED", SPOT.key: "FAILED"}
     assert [point[:2] for point in history(uri, SPOT, "failed")] == [(0, 0.0), (1, 1.0)]
+
+
+def test_a_losslessness_bug_fails_the_sweep(uri, tmp_path):
+    wrong = decode(SPOT.key, "r0", 20, 60, identical=False, difference="bug", text="?", text_sha="x")
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=[*RECORDS[2:], RECORDS[0], wrong])
+    tracking.rebuild(uri, sweep.folder)
+    assert runs(uri)[None].info.status == "FAILED"
 
 
 def test_cells_are_settled_while_the_sweep_runs(uri, tmp_path):
     sweep = on_disk(tmp_path, CONTROL, SPOT, records=[*RECORDS[:3]])
     mirror = tracking.Mirror(uri, sweep, clock=lambda: 0.0)
-    mirror._queue.put(((), ()))
-    mirror._queue.put("KILLED")
-    mirror._thread.join(30)
+    mirror.push([], [])
+    mirror.finish("KILLED")
     status = {key: run.info.status for key, run in runs(uri).items()}
     assert status == {None: "KILLED", CONTROL.key: "FINISHED", SPOT.key: "KILLED"}
 
@@ -186,7 +198,8 @@ def test_an_unreachable_server_never_raises_and_what_it_missed_is_sent_later(uri
         mirror = tracking.Mirror(f"http://127.0.0.1:{taken.getsockname()[1]}", sweep)
         for _ in range(2 * tracking._QUEUE):  # more than the queue holds
             mirror.push(RECORDS, SCORES)
-        assert mirror.finish("FINISHED") is False and mirror.behind and "Connection" in (mirror.error or "")
+        mirror.finish("FINISHED")
+        assert mirror.behind and "Connection" in (mirror.error or "")
     mirrored(uri, sweep)
     assert len(history(uri, SPOT, "nfe")) == 2
 
@@ -209,7 +222,7 @@ class Flaky:
     def complete(self):
         return set()
 
-    def finish(self, status):
+    def finish(self, status, report):
         self.status = status
 
 
@@ -222,7 +235,8 @@ def test_after_a_failure_pushes_are_dropped_for_a_while_then_the_ledger_is_repla
         mirror._guard(mirror._mirror, [now[0]], [])  # what the thread does, in this thread
         outcomes.append((server.replays, list(server.logged), mirror.behind))
     assert outcomes == [(1, [], True), (1, [], True), (2, [], False), (2, [32.0], False)]
-    assert mirror.finish("FINISHED") and server.status == "FINISHED"
+    mirror.finish("FINISHED")
+    assert not mirror.behind and server.status == "FINISHED"
 
 
 def test_a_server_that_hangs_blocks_neither_push_nor_finish(tmp_path, monkeypatch):
@@ -230,12 +244,11 @@ def test_a_server_that_hangs_blocks_neither_push_nor_finish(tmp_path, monkeypatc
         def replay(self):
             released.wait(30)
 
-    from threading import Event
-
     released = Event()
     monkeypatch.setattr(tracking, "_Runs", lambda uri, sweep: Hanging(0))
     mirror = tracking.Mirror("http://nowhere", on_disk(tmp_path, CONTROL))
     for _ in range(2 * tracking._QUEUE):
         mirror.push([], [])
-    assert mirror.finish("FINISHED", timeout=0.05) is False
+    mirror.finish("FINISHED", timeout=0.05)
+    assert mirror.behind
     released.set()
