@@ -97,12 +97,17 @@ class Source:
 
     def of(self, key: str) -> str:
         """The place to look at for `key`; an override of a part of it (`task.gsm8k.path`) counts as one of it."""
-        touched = any(over == key or over.startswith((f"{key}.", f"{key}[")) for over in self.overridden)
-        if touched:
-            return COMMAND_LINE
         section, _, name = key.partition(".")
         entry = CONFIGS / section / f"{name.split('.')[0]}.yaml"
-        return shown(entry) if section in CATALOGUE and entry.exists() else self.file
+        in_catalogue = section in CATALOGUE and entry.exists() and not self._overrides(key)
+        return shown(entry) if in_catalogue else self.of_change(key)
+
+    def of_change(self, key: str) -> str:
+        """The place that changed `key`: the command line or the grid file."""
+        return COMMAND_LINE if self._overrides(key) else self.file
+
+    def _overrides(self, key: str) -> bool:
+        return any(over == key or over.startswith((f"{key}.", f"{key}[")) for over in self.overridden)
 
     def error(self, key: str, wrong: str) -> UserError:
         """`wrong` as a UserError about `key`."""
@@ -205,7 +210,8 @@ def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | N
     """The catalogue entry `name`: `base` or its file, with the changes made in the grid file and on the command line."""
     path, changes = CONFIGS / section / f"{name}.yaml", config[section].get(name, OmegaConf.create({}))
     if not isinstance(changes, DictConfig):
-        raise source.error(f"{section}.{name}", f"{changes!r} is the wrong type; key: value lines expected")
+        key, wrong = f"{section}.{name}", f"{changes!r} is the wrong type; key: value lines expected"
+        raise UserError(source.of_change(key), key, wrong)
     if base is None and not path.exists():
         if not changes:
             raise unknown(source.of(CATALOGUE[section]), CATALOGUE[section], section, name, known(section))
@@ -214,7 +220,7 @@ def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | N
     for key, value in _plain(changes).items():
         full = f"{section}.{name}.{key}"
         if key not in entry:
-            raise source.error(full, f"unknown key{_suggest(key, entry)}")
+            raise UserError(source.of_change(full), full, f"unknown key{_suggest(key, entry)}")
         _check_type(source, full, entry[key], value)
     return {**entry, **_plain(changes)}
 
@@ -229,7 +235,8 @@ def _check_type(source: Source, key: str, old: Any, new: Any) -> None:
     """An entry's value keeps its type; null says nothing about one, and a whole number is fine for a float."""
     if old is None or new is None or type(new) is type(old) or (isinstance(old, float) and type(new) is int):
         return
-    raise source.error(key, f"{new!r} is the wrong type; {type(old).__name__} expected, such as {old!r}")
+    wrong = f"{new!r} is the wrong type; {type(old).__name__} expected, such as {old!r}"
+    raise UserError(source.of_change(key), key, wrong)
 
 
 def _read(path: Path) -> dict[str, Any]:

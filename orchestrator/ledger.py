@@ -2,7 +2,7 @@
 
     from orchestrator.ledger import Ledger, read_sweep
     sweep = read_sweep(Path("runs/quickstart"))
-    decodes = Ledger.read(sweep.folder).results()
+    decodes = Ledger(sweep.folder).results()
 
 The driver alone writes (flock; a dead holder's lock is free at once). A record reaches the file at once, so a killed
 driver loses none, and the disk with `sync`, every 10 s or 200 records, so a dead machine loses at most those. A torn
@@ -96,7 +96,11 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 class Ledger:
-    """The records of one sweep, open to read (`read`) or to append (`write`; close it, or use it in a `with`)."""
+    """The records of one sweep.
+
+    `Ledger(folder)` reads what is complete in the files now, takes no lock and changes nothing. `Ledger.write` opens
+    to append; close it, or use it in a `with`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,14 +111,8 @@ class Ledger:
         self._file: IO[bytes] | None = None
         self._unsynced: list[Record] = []
         self._synced_at = 0.0
-
-    @classmethod
-    def read(cls, folder: Path) -> "Ledger":
-        """Everything complete that is in the files now. Takes no lock, changes nothing."""
-        ledger = cls(folder)
-        for record in ledger.records():
-            ledger._index(record)
-        return ledger
+        for record in self.records():
+            self._index(record)
 
     @classmethod
     def write(cls, folder: Path, now: float) -> "Ledger":
@@ -124,7 +122,7 @@ class Ledger:
         segments = _segments(folder)
         if segments:
             _cut_torn_tail(segments[-1])
-        ledger = cls.read(folder)
+        ledger = cls(folder)
         ledger._lock, ledger._synced_at = lock, now
         return ledger
 

@@ -1,0 +1,283 @@
+"""SPOT sweeps from the command line.
+
+    python launch.py run quickstart                       # the whole product in three minutes, on two CPU cores
+    python launch.py plan quickstart budgets=[0,4,8,20]   # what would run; nothing is loaded
+    python launch.py resume quickstart                    # after a crash, or Ctrl-C: loses nothing, repeats nothing
+
+Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator import config as configs
+from orchestrator.config import COMMAND_LINE, Config, Source
+from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
+from orchestrator.errors import UserError
+from orchestrator.executors import Executor, InlineExecutor, RayExecutor, check_room, wanted_workers
+from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
+from orchestrator.plan import (
+    Backend,
+    CellState,
+    Plan,
+    Results,
+    backend,
+    cell_state,
+    estimated_passes,
+    make_plan,
+    make_sweep,
+    model_loads,
+)
+from orchestrator.progress import view
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+GridName = Annotated[str, typer.Argument(metavar="GRID", help="A name in configs/grid, or the path of a YAML file.")]
+SweepName = Annotated[str, typer.Argument(metavar="NAME", help="A sweep in the store, or the grid it was run from.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config: limit=5 budgets=[0,8] workers.device=cuda"),
+]
+
+
+def main(arguments: Sequence[str] | None = None, workers: Backend | None = None) -> int:
+    """Run the command line `arguments` (the process's own by default) and return the exit code.
+
+    A UserError becomes its one line here and nowhere else. `workers` stands in for workers/ in tests.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), obj=workers)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+# ---- run, resume, plan
+
+
+@app.command()
+def run(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
+    """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it."""
+    config, source = configs.load(grid, overrides or [])
+    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed=False))
+
+
+@app.command()
+def resume(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    retry_failed: Annotated[bool, typer.Option(help="Decode failed samples once more.")] = False,
+) -> None:
+    """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
+    folder = _folder(name, overrides or [])
+    sweep = read_sweep(folder)
+    config, source = configs.load_stored(sweep.config, folder / "sweep.yaml", overrides or [])
+    config = replace(config, store=str(folder.parent), name=folder.name)  # a store may have been moved
+    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed))
+
+
+@app.command()
+def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
+    """Show what `run` would do: cells, samples, passes. Starts no Ray, needs no GPU, loads no model."""
+    config, source = configs.load(grid, overrides or [])
+    found = make_plan(config, source, context.obj or backend())
+    results = Ledger(config.folder).results()
+    console = Console()
+    _print_notes(console, found)
+    console.print(_states_table(_states(found, results)))
+    waves = found.waves(results)
+    tasks = sum(len(wave) for wave in waves)
+    workers = wanted_workers(config.workers) or 1
+    pending = sum((task.control is not None) + len(task.methods) for wave in waves for task in wave)
+    console.print(f"{len(found.cells)} cells, {found.samples} samples, {pending} to run in {tasks} sample tasks")
+    if tasks:
+        console.print(
+            f"about {model_loads(found, results, workers)} model loads by {workers} workers, "
+            f"at most {estimated_passes(found, results):,} target passes"
+        )
+    console.print(f"[dim]{config.folder}[/]")
+
+
+def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
+    """Everything that can be wrong with the input is found before the sweep's folder, Ray or a model is touched."""
+    plan = make_plan(config, source, workers)
+    count = check_room(config, source)
+    console = Console()
+    _print_notes(console, plan)
+    with Ledger.write(config.folder, time.time()) as ledger:
+        sweep = _amend(console, plan, workers)
+        with view(console) as shown:
+            driver = Driver(
+                plan, ledger, lambda: _executor(config, workers, count), count, _mirror(sweep), shown, console.print
+            )
+            outcome = driver.run(retry_failed)
+    _print_outcome(console, outcome, config)
+    return outcome.exit_code
+
+
+def _amend(console: Console, plan: Plan, workers: Backend) -> Sweep:
+    """Write sweep.yaml, and say what has changed since the last run of this name."""
+    folder = plan.config.folder
+    previous = read_sweep(folder) if (folder / "sweep.yaml").exists() else None
+    environment = {name: workers.environment(spec) for name, spec in plan.models.items()}
+    sweep = make_sweep(plan, folder, environment, previous)
+    if previous is not None:
+        before = {cell.key for cell in previous.cells}
+        added, gone = len(plan.cells.keys() - before), len(before - plan.cells.keys())
+        if added or gone or previous.rows != sweep.rows:
+            console.print(f"amended: {added} new cells; {gone} no longer in the grid, their results stay in the ledger")
+    write_sweep(sweep)
+    return sweep
+
+
+def _executor(config: Config, workers: Backend, count: int) -> Executor:
+    if config.workers.executor == "inline":
+        return InlineExecutor(workers.make_worker)
+    return RayExecutor(workers.make_worker, config.workers, count)
+
+
+def _mirror(sweep: Sweep) -> Mirror:
+    uri = sweep.config["mlflow"]
+    if uri is None:
+        return NoMirror()
+    from orchestrator import tracking
+
+    return tracking.Mirror(uri, sweep)
+
+
+# ---- looking at a sweep
+
+
+@app.command()
+def status(name: SweepName, overrides: Overrides = None) -> None:
+    """How far a sweep is, read from its ledger: works with or without a driver, starts nothing."""
+    folder = _folder(name, overrides or [])
+    sweep, console = read_sweep(folder), Console()
+    ledger = Ledger(folder)
+    states = [cell_state(cell, sweep.rows[cell.key], ledger.results()) for cell in sweep.cells]
+    console.print(_states_table(states))
+    done, failed, planned = (sum(getattr(s, name) for s in states) for name in ("done", "failed", "planned"))
+    running = holder(folder)
+    console.print(
+        f"{done}/{planned} samples, {failed} failed, {len(ledger.scores())} texts scored; "
+        + (f"a driver is at work ({running})" if running else "no driver is running")
+    )
+    for (_, row), record in _failed(sweep, ledger):
+        console.print(f"[red]failed[/] {record['label']}, row {row}: {record['error']}", highlight=False)
+
+
+@app.command()
+def report(name: SweepName, overrides: Overrides = None) -> None:
+    """Print the result table and write the HTML report."""
+    folder = _folder(name, overrides or [])
+    read_sweep(folder)
+    _print_results(Console(), folder)
+
+
+@app.command()
+def ui(
+    grid: Annotated[str | None, typer.Argument(metavar="GRID", help="Whose MLflow store to show.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Browse the results in MLflow's own interface."""
+    uri = configs.load(grid, overrides or [])[0].mlflow if grid else f"sqlite:///{Config.store}/mlflow.db"
+    if uri is None:
+        raise UserError(COMMAND_LINE, "mlflow", "this grid keeps no MLflow store (mlflow: null)")
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
+    print(" ".join(["mlflow", *command[3:]]), flush=True)
+    os.execv(command[0], command)
+
+
+def _folder(name: str, overrides: Sequence[str]) -> Path:
+    """The folder of sweep `name`: what the grid of that name writes to, a folder, or a sweep in the store."""
+    if configs.find_grid(name) is not None:
+        return configs.load(name, overrides)[0].folder
+    if (Path(name) / "sweep.yaml").is_file():
+        return Path(name)
+    store = Path(dict(text.split("=", 1) for text in overrides if "=" in text).get("store", Config.store))
+    if not (store / name / "sweep.yaml").is_file():
+        sweeps = sorted(path.parent.name for path in store.glob("*/sweep.yaml"))
+        raise UserError(
+            COMMAND_LINE, name, f"no such sweep in {store} and no such grid; sweeps: {configs.listed(sweeps)}"
+        )
+    return store / name
+
+
+# ---- printing
+
+
+def _states(plan: Plan, results: Results) -> list[CellState]:
+    return [cell_state(cell, plan.rows[cell.key], results) for cell in plan.grid.cells]
+
+
+def _states_table(states: Sequence[CellState]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("cell", "state", "done", "failed", "NFE"):
+        table.add_column(heading, justify="left" if heading in ("cell", "state") else "right")
+    for state in states:
+        done = f"{state.done}/{state.planned}"
+        failed, nfe = str(state.failed or ""), f"{state.nfe:.1f}" if state.nfe is not None else ""
+        table.add_row(state.cell.label, state.word, done, failed, nfe)
+    return table
+
+
+def _failed(sweep: Sweep, ledger: Ledger) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+    """The planned samples whose record is a failure, with their cell's label put in."""
+    labels = {cell.key: cell.label for cell in sweep.cells}
+    return [
+        ((cell, row), {**record, "label": labels[cell]})
+        for (cell, row), record in ledger.results().items()
+        if record["status"] == "failed" and row in sweep.rows.get(cell, ())
+    ]
+
+
+def _print_notes(console: Console, plan: Plan) -> None:
+    for note in plan.grid.notes:
+        console.print(f"[yellow]note[/] {note}", highlight=False)
+
+
+def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
+    if not outcome.ran:
+        console.print("nothing to decode: every sample has its record")
+    if outcome.ignored:
+        console.print(f"{outcome.ignored} records came for a sample that already had one, and were ignored")
+    for cell, row, error in outcome.failed:
+        console.print(f"[red]failed[/] {cell.label}, row {row}: {error}", highlight=False)
+    for model, error in outcome.given_up.items():
+        console.print(f"[red]model {model} could not be loaded[/], its samples are left: {error}", highlight=False)
+    _print_results(console, config.folder)
+    if outcome.failed:
+        console.print(f"retry:  python launch.py resume {config.name} --retry-failed")
+    if outcome.interrupted:
+        console.print(f"interrupted; go on with: python launch.py resume {config.name}")
+    for cell, row in outcome.bugs:
+        print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)
+
+
+def _print_results(console: Console, folder: Path) -> None:
+    """The table, the report's path and the way to MLflow."""
+    from dashboards.report import write_report
+    from orchestrator import results
+
+    console.print(results.table(results.summary(*results.load(folder))))
+    console.print(f"report: {write_report(folder)}", highlight=False, soft_wrap=True)
+    console.print("browse: python launch.py ui")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

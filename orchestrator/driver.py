@@ -1,0 +1,334 @@
+"""The thin shell around the schedule: its decisions become calls, what happens becomes records. design.md §5.
+
+The ledger comes first: a record is appended, then scored, and MLflow sees it only once it is on disk. The driver
+decides nothing about the work (schedule.py) and knows nothing of Ray (executors.py).
+"""
+
+import signal
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.executors import Died, Event, Executor, Finished, one_line
+from orchestrator.grid import Cell
+from orchestrator.ledger import Ledger, Record, score_key
+from orchestrator.plan import Plan
+from orchestrator.progress import Progress, View
+from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
+from workers.work import MethodTask, SampleTask
+
+WAIT_SECONDS = 0.5  # how long to wait for an event before looking at the clock again
+
+
+class Mirror(Protocol):
+    """Where durable records are shown besides the ledger: orchestrator.tracking.Mirror, or nothing."""
+
+    def push(self, decodes: list[Record], scores: list[Record]) -> None:
+        """Take the records; never blocks, never raises."""
+
+    def finish(self, status: str) -> object:
+        """The sweep ended: "FINISHED", "FAILED" or "KILLED"."""
+
+
+class NoMirror:
+    """Shows nothing: `mlflow: null`."""
+
+    def push(self, decodes: list[Record], scores: list[Record]) -> None: ...
+
+    def finish(self, status: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `bugs` and `failed` list the (cell, row) of the whole sweep, not of this run alone.
+
+    `ran` counts the decode records of this run, `ignored` those that came for a place already taken; `given_up` says
+    which models could not be loaded, and why: their samples are left undone.
+    """
+
+    ran: int
+    ignored: int
+    failed: tuple[tuple[Cell, str, str], ...]  # (cell, row, error)
+    bugs: tuple[tuple[Cell, str], ...]
+    given_up: dict[str, str]
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 complete, 1 finished with failed samples or a bug, 130 interrupted."""
+        if self.interrupted:
+            return 130
+        return 1 if self.bugs or self.failed or self.given_up else 0
+
+    @property
+    def status(self) -> str:
+        """MLflow's word for it. A failed sample is a result; a bug or a model that will not load is not."""
+        if self.interrupted:
+            return "KILLED"
+        return "FAILED" if self.bugs or self.given_up else "FINISHED"
+
+
+class Driver:
+    """Runs what a plan's ledger lacks. `say` prints a line for the user; `clock` gives unix seconds."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ledger: Ledger,
+        make_executor: Callable[[], Executor],
+        workers: int,
+        mirror: Mirror,
+        view: View,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan, self._ledger, self._mirror, self._view = plan, ledger, mirror, view
+        self._make_executor, self._workers, self._say, self._clock = make_executor, workers, say, clock
+        self._tally = Tally(plan, ledger)
+        self._interrupts = 0
+
+    def run(self, retry_failed: bool = False) -> Outcome:
+        """Decode, score and record everything that is missing; returns when nothing is, or on Ctrl-C."""
+        status = "FAILED"
+        try:
+            self._score_held()
+            waves = self._plan.waves(self._ledger.results(), retry_failed)
+            schedule = Schedule(waves, self._workers, self._plan.config.retries)
+            if not schedule.finished:
+                self._work(schedule)
+            outcome = self._outcome(schedule)
+            status = outcome.status
+            return outcome
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            self._publish(force=True)
+            self._mirror.finish(status)
+
+    # ---- the loop
+
+    def _work(self, schedule: Schedule) -> None:
+        executor = self._make_executor()
+        self._tally.begin(self._clock())
+        try:
+            with self._draining_on_signal(schedule):
+                while not schedule.finished:
+                    self._turn(schedule, executor)
+        finally:
+            executor.close()
+
+    def _turn(self, schedule: Schedule, executor: Executor) -> None:
+        for decision in schedule.decide():
+            self._do(decision, executor)
+        for event in executor.wait(WAIT_SECONDS):
+            self._take(event, schedule)
+        self._publish()
+        self._view.update(self._tally.progress(self._clock(), schedule))
+
+    def _do(self, decision: Decision, executor: Executor) -> None:
+        if isinstance(decision, Start):
+            executor.start(decision.worker, self._plan.models[decision.model])
+        elif isinstance(decision, Assign):
+            executor.submit(decision.worker, decision.job.number, decision.job.task)
+        else:
+            executor.stop(decision.worker)
+
+    def _take(self, event: Event, schedule: Schedule) -> None:
+        if isinstance(event, Finished):
+            schedule.finished_job(event.worker, event.job)
+            self._record(event.records)
+        elif isinstance(event, Died):
+            self._take_death(event, schedule)
+        else:
+            schedule.started(event.worker)
+
+    def _take_death(self, event: Died, schedule: Schedule) -> None:
+        self._say(f"worker {event.worker}: {event.error}")
+        condemned = schedule.died(event.worker, event.error)
+        if condemned is not None:
+            self._record(failures(condemned, event.error, self._clock()))
+
+    def _record(self, records: list[Record]) -> None:
+        """Append them all, then score them: a method's text may be in its control's record."""
+        accepted = [record for record in records if self._ledger.append(record)]
+        for record in accepted:
+            self._tally.add(record)
+            if record["difference"] == "bug":
+                self._say(f"bug: {self._plan.cells[record['cell']].label}, row {record['row']}: not the control's text")
+        for record in accepted:
+            self._score(record)
+
+    def _publish(self, force: bool = False) -> None:
+        """Sync when it is due, and show MLflow what is durable now."""
+        durable = self._ledger.sync(self._clock(), force)
+        if durable:
+            decodes = [record for record in durable if record["kind"] == "decode"]
+            self._mirror.push(decodes, [record for record in durable if record["kind"] == "score"])
+
+    # ---- scores
+
+    def _score_held(self) -> None:
+        """Score what an earlier run decoded but did not live to score, or scored with an older scorer."""
+        for (cell, _), record in list(self._ledger.results().items()):
+            if cell in self._plan.cells:
+                self._score(record)
+
+    def _score(self, record: Record) -> None:
+        if record["status"] != "ok":
+            return
+        cell = self._plan.cells[record["cell"]]
+        task = self._plan.tasks[cell.task]
+        score = {
+            "kind": "score",
+            "task": cell.task,
+            "row": record["row"],
+            "text_sha": record["text_sha"],
+            "scorer": task.scorer,
+        }
+        if score_key(score) not in self._ledger.scores():
+            started = self._clock()
+            self._ledger.append({**score, **self._judge(cell, record), "started": started})
+
+    def _judge(self, cell: Cell, record: Record) -> Record:
+        """correct, answer, error. A scorer that raises has failed this text, not the sweep."""
+        text = self._text(cell, record)
+        if text is None:
+            return {"correct": None, "answer": None, "error": "no record holds the text"}
+        _, row = self._plan.data[cell.task][record["row"]]
+        try:
+            score = self._plan.tasks[cell.task].score(row, text)
+        except Exception as error:
+            return {"correct": None, "answer": None, "error": one_line(error)}
+        return {"correct": score.correct, "answer": score.answer, "error": None}
+
+    def _text(self, cell: Cell, record: Record) -> str | None:
+        """The record's text; its control's where they are the same."""
+        if record["text"] is not None:
+            return str(record["text"])
+        control = self._ledger.results().get((self._plan.controls[cell.group].key, record["row"]), {})
+        return control.get("text") if control.get("text_sha") == record["text_sha"] else None
+
+    # ---- the end
+
+    def _outcome(self, schedule: Schedule) -> Outcome:
+        samples = [(cell, row) for key, cell in self._plan.cells.items() for row in self._plan.rows[key]]
+        results = self._ledger.results()
+        held = [(cell, row, results[cell.key, row]) for cell, row in samples if (cell.key, row) in results]
+        return Outcome(
+            ran=self._tally.ran,
+            ignored=self._ledger.ignored,
+            failed=tuple((cell, row, record["error"]) for cell, row, record in held if record["status"] == "failed"),
+            bugs=tuple((cell, row) for cell, row, record in held if record["difference"] == "bug"),
+            given_up=schedule.given_up,
+            interrupted=self._interrupts > 0 and len(held) < len(samples),
+        )
+
+    @contextmanager
+    def _draining_on_signal(self, schedule: Schedule) -> Iterator[None]:
+        """Ctrl-C or SIGTERM lets what is running end; a second one raises KeyboardInterrupt."""
+
+        def handle(*_: object) -> None:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+            schedule.drain()
+            self._say("stopping after the samples in flight; once more to stop now")
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def failures(job: Job, error: str, now: float) -> list[Record]:
+    """The `failed` decode records of a condemned job, one a cell."""
+    methods = [method for method in (job.task.control, *job.task.methods) if method is not None]
+    return [failure(job.task, method, error, now) for method in methods]
+
+
+def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Record:
+    """A `failed` decode record. Everything measured is null."""
+    unmeasured = (
+        "text text_sha tokens length nfe cache_passes steps drafted drafted_passes accepted accepted_by_depth "
+        "control_nfe control_seconds control_sha identical difference seconds"
+    )
+    return {
+        "kind": "decode",
+        "sweep": task.sweep,
+        "cell": method.cell,
+        "row": task.row,
+        "attempt": method.attempt,
+        "status": "failed",
+        "error": error,
+        **dict.fromkeys(unmeasured.split()),
+        "device": task.model.device,
+        "dtype": task.model.dtype,
+        "threads": task.model.threads,
+        "node": socket.gethostname(),
+        "started": now,
+        "finished": now,
+    }
+
+
+class Tally:
+    """Running counts for the progress display, O(1) a record."""
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self._plan = plan
+        self._left = {key: len(rows) for key, rows in plan.rows.items()}
+        self._failed: set[tuple[str, str]] = set()
+        self._held: set[tuple[str, str]] = set()
+        self._nfe: dict[str, Counter[str]] = defaultdict(Counter)
+        self._began: float | None = None
+        self.ran = 0
+        planned = {(key, row) for key, rows in plan.rows.items() for row in rows}
+        for sample in planned & ledger.results().keys():
+            self._count(ledger.results()[sample])
+
+    def begin(self, now: float) -> None:
+        """Work starts: the rate counts from here."""
+        self._began = now
+
+    def add(self, record: Record) -> None:
+        """A record of this run."""
+        self.ran += 1
+        self._count(record)
+
+    def _count(self, record: Record) -> None:
+        sample = (record["cell"], record["row"])
+        if sample not in self._held:
+            self._held.add(sample)
+            self._left[record["cell"]] -= 1
+        if record["status"] != "ok":
+            self._failed.add(sample)
+            return
+        self._failed.discard(sample)
+        self._nfe[_method(self._plan.cells[record["cell"]])].update(passes=record["nfe"], samples=1)
+
+    def progress(self, now: float, schedule: Schedule) -> Progress:
+        """What to show now."""
+        elapsed = now - self._began if self._began is not None else 0.0
+        rate = self.ran / elapsed if elapsed > 0 else 0.0
+        left = self._plan.samples - len(self._held)
+        return Progress(
+            cells_done=sum(left == 0 for left in self._left.values()),
+            cells=len(self._left),
+            samples_done=len(self._held),
+            samples=self._plan.samples,
+            failed=len(self._failed),
+            rate=rate,
+            seconds_left=left / rate if rate > 0 else None,
+            workers=schedule.states(),
+            nfe={method: count["passes"] / count["samples"] for method, count in sorted(self._nfe.items())},
+        )
+
+
+def _method(cell: Cell) -> str:
+    return "control" if cell.is_control else f"{cell.drafter} b{cell.budget}"

@@ -1,0 +1,245 @@
+"""What a grid amounts to: its cells and rows, what the ledger has of them, and the sample tasks still to run.
+
+    python launch.py plan quickstart
+
+Needs no Ray and no GPU: targets and drafters are identified by their files, never loaded. design.md §5.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from orchestrator.config import Config, Source
+from orchestrator.grid import Cell, DataSet, Grid, Group, expand
+from orchestrator.ledger import Record, Sample, Sweep
+from orchestrator.schedule import Assign, Schedule, Start
+from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask
+
+FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
+Found = TypeVar("Found")
+Results = Mapping[Sample, Record]
+
+
+class Row(Protocol):
+    """One row of a data set, prompt ready to tokenise."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+
+
+class Score(Protocol):
+    """What a task makes of a text."""
+
+    @property
+    def correct(self) -> bool: ...
+    @property
+    def answer(self) -> str | None: ...
+
+
+class Task(Protocol):
+    """A data set and how its answers are judged. `revision` is the data's sha, `scorer` the scorer's version."""
+
+    @property
+    def revision(self) -> str: ...
+    @property
+    def scorer(self) -> str: ...
+    @property
+    def rows(self) -> tuple[Any, ...]: ...
+    def score(self, row: Any, text: str, /) -> Score: ...
+
+
+class Worker(Protocol):
+    """A loaded target; decodes one sample task into its records."""
+
+    def run(self, task: SampleTask, /) -> list[Record]: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What the orchestrator asks of workers/. Tests put a fake here; `backend()` is the real one."""
+
+    load_task: Callable[[str, dict[str, Any]], Task]
+    resolve_model: Callable[[str, dict[str, Any]], ModelSpec]
+    resolve_drafter: Callable[[str, dict[str, Any]], DrafterSpec]
+    environment: Callable[[ModelSpec], dict[str, Any]]
+    make_worker: Callable[[ModelSpec], Worker]
+
+
+def backend() -> Backend:
+    """workers/ itself; imported here because it brings torch along."""
+    from workers import tasks, worker
+
+    return Backend(tasks.load_task, worker.resolve_model, worker.resolve_drafter, worker.environment, worker.Worker)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config with everything it names found, and the grid that it spans."""
+
+    config: Config
+    grid: Grid
+    models: Mapping[str, ModelSpec]
+    tasks: Mapping[str, Task]
+    drafters: Mapping[str, DrafterSpec]
+
+    @cached_property
+    def cells(self) -> Mapping[str, Cell]:
+        """Cells by key."""
+        return {cell.key: cell for cell in self.grid.cells}
+
+    @cached_property
+    def rows(self) -> Mapping[str, tuple[str, ...]]:
+        """Planned row ids by cell key."""
+        return {key: self.grid.rows[cell.group] for key, cell in self.cells.items()}
+
+    @cached_property
+    def controls(self) -> Mapping[Group, Cell]:
+        """Each group's control."""
+        return {cell.group: cell for cell in self.grid.cells if cell.is_control}
+
+    @cached_property
+    def data(self) -> Mapping[str, Mapping[str, tuple[int, Any]]]:
+        """task -> row id -> (index in the data set, row)."""
+        return {name: {row.id: (i, row) for i, row in enumerate(task.rows)} for name, task in self.tasks.items()}
+
+    @cached_property
+    def samples(self) -> int:
+        """How many (cell, row) the sweep has."""
+        return sum(len(rows) for rows in self.rows.values())
+
+    def waves(self, results: Results, retry_failed: bool = False) -> list[list[SampleTask]]:
+        """The sample tasks that `results` lack: the first 20 rows of every group, then the rest."""
+        spans = (slice(0, FIRST_WAVE), slice(FIRST_WAVE, None))
+        return [list(self._tasks(span, results, retry_failed)) for span in spans]
+
+    def _tasks(self, span: slice, results: Results, retry_failed: bool) -> Iterator[SampleTask]:
+        for group, cells in self._groups.items():
+            for row in self.grid.rows[group][span]:
+                pending = [
+                    self._method(cell, held)
+                    for cell in cells
+                    if (held := results.get((cell.key, row))) is None or (retry_failed and held["status"] == "failed")
+                ]
+                if pending:
+                    yield self._sample_task(group, row, pending)
+
+    def _sample_task(self, group: Group, row_id: str, pending: list[MethodTask]) -> SampleTask:
+        index, row = self.data[group.task][row_id]
+        decode, config = self.config.decode, self.config
+        return SampleTask(
+            sweep=config.name,
+            model=self.models[group.model],
+            task=group.task,
+            row=row_id,
+            prompt=row.prompt,
+            decode=DecodeSpec(decode.gen_length, group.temperature, group.seed, decode.stop),
+            control=next((method for method in pending if method.drafter is None), None),
+            methods=tuple(method for method in pending if method.drafter is not None),
+            turn=index,
+        )
+
+    def _method(self, cell: Cell, held: Record | None) -> MethodTask:
+        drafter = None if cell.is_control else self.drafters[cell.drafter]
+        return MethodTask(cell.key, drafter, cell.budget, 1 if held is None else held["attempt"] + 1)
+
+    @cached_property
+    def _groups(self) -> Mapping[Group, list[Cell]]:
+        groups: dict[Group, list[Cell]] = {}
+        for cell in self.grid.cells:
+            groups.setdefault(cell.group, []).append(cell)
+        return groups
+
+
+def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
+    """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no weights."""
+    models = {name: _found(source, "model", workers.resolve_model, name, config) for name in config.models}
+    models = {
+        name: replace(spec, device=config.workers.device, threads=config.workers.threads)
+        for name, spec in models.items()
+    }
+    drafters = {name: _found(source, "drafter", workers.resolve_drafter, name, config) for name in config.drafters}
+    tasks = {name: _found(source, "task", workers.load_task, name, config) for name in config.tasks}
+    data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
+    return Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
+
+
+def _found(
+    source: Source, section: str, find: Callable[[str, dict[str, Any]], Found], name: str, config: Config
+) -> Found:
+    try:
+        return find(name, dict(getattr(config, section)[name]))
+    except ValueError as error:
+        raise source.error(f"{section}.{name}", str(error)) from None
+
+
+def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
+    """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired."""
+    once = (*previous.cells, *previous.retired) if previous is not None else ()
+    retired = tuple(cell for cell in once if cell.key not in plan.cells)
+    config = plan.config.as_dict()
+    return Sweep(folder, plan.config.name, config, plan.grid.cells, plan.rows, environment, retired)
+
+
+# ---- what `plan` and `status` print
+
+
+@dataclass(frozen=True)
+class CellState:
+    """How far a cell is. `done` counts its `ok` samples, `nfe` is their mean number of target passes."""
+
+    cell: Cell
+    planned: int
+    done: int
+    failed: int
+    nfe: float | None
+
+    @property
+    def word(self) -> str:
+        """new, partial, failed (all there, some failed) or done."""
+        if self.done + self.failed < self.planned:
+            return "partial" if self.done + self.failed else "new"
+        return "failed" if self.failed else "done"
+
+
+def cell_state(cell: Cell, rows: tuple[str, ...], results: Results) -> CellState:
+    """The state of `cell`, of which `rows` are planned."""
+    held = [results[cell.key, row] for row in rows if (cell.key, row) in results]
+    ok = [record for record in held if record["status"] == "ok"]
+    nfe = sum(record["nfe"] for record in ok) / len(ok) if ok else None
+    return CellState(cell, len(rows), len(ok), len(held) - len(ok), nfe)
+
+
+def estimated_passes(plan: Plan, results: Results) -> int:
+    """Target passes still to make, controls decoded again for pairing included.
+
+    A cell with results is taken at its mean NFE; one without at the most it can need, a pass a position.
+    """
+    means: dict[str, float] = {}
+    for cell in plan.grid.cells:
+        most = cell.gen_length + cell.block_length - 1
+        means[cell.key] = cell_state(cell, plan.rows[cell.key], results).nfe or most
+    total = 0.0
+    for wave in plan.waves(results):
+        for task in wave:
+            group = Group(task.model.name, task.task, task.decode.temperature, task.decode.seed)
+            total += means[plan.controls[group].key] + sum(means[method.cell] for method in task.methods)
+    return math.ceil(total)
+
+
+def model_loads(plan: Plan, results: Results, workers: int) -> int:
+    """How often a model will be loaded if every sample task takes as long: the schedule itself, run on paper."""
+    schedule = Schedule(plan.waves(results), workers)
+    loads = 0
+    while not schedule.finished:
+        for decision in schedule.decide():
+            if isinstance(decision, Start):
+                loads += 1
+                schedule.started(decision.worker)
+            elif isinstance(decision, Assign):
+                schedule.finished_job(decision.worker, decision.job.number)
+    return loads

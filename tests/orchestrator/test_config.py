@@ -1,0 +1,106 @@
+"""What a grid file may say, and what is said back to a user who got it wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import load, load_stored
+from orchestrator.errors import UserError
+
+MISTAKES = [
+    (["limt=5"], "command line: limt: unknown key; did you mean 'limit'?"),
+    (["decode.gen_lenght=64"], "command line: decode.gen_lenght: unknown key; did you mean 'gen_length'?"),
+    (["limit=five"], "command line: limit: five is the wrong type; a whole number or null expected"),
+    (["limit=0"], "command line: limit: 0: one row or more, or null for all"),
+    (["decode=3"], "command line: decode: 3 is the wrong type; key: value lines expected"),
+    (["models=[]"], "command line: models: an empty axis; give it at least one value"),
+    (["models=tiny-sdar"], "command line: models: the wrong type; a list (text each) expected"),
+    (["models=[nope]"], "command line: models: no such model: 'nope'; known: tiny-sdar"),
+    (["tasks=[arit]"], "command line: tasks: no such task: 'arit'; did you mean 'arith'? known: arith, gsm8k"),
+    (["drafters=[spt]"], "command line: drafters: no such drafter: 'spt'; did you mean 'spot'? known: spot, stale"),
+    (["drafter.spot.tokgat=1"], "command line: drafter.spot.tokgat: unknown key; did you mean 'tokgate'?"),
+    (["drafter.spot.tokgate=x"], "command line: drafter.spot.tokgate: 'x' is the wrong type; float expected"),
+    (["drafter.sptt.tokgate=1"], "command line: drafter.sptt.tokgate: no such drafter: 'sptt'; did you mean 'spot'?"),
+    (["budgets=[2.5]"], "command line: budgets: [2.5]: budgets are whole numbers, 0 or more"),
+    (["budgets=[a]"], "command line: budgets: a is the wrong type; a list (a number each) expected"),
+    (["temperatures=[-1]"], "command line: temperatures: a temperature is 0 or more"),
+    (["workers.device=gpu"], "command line: workers.device: 'gpu': 'cpu' or 'cuda'"),
+    (["workers.count=many"], "command line: workers.count: 'many': 'auto' or one worker or more"),
+    (["decode.stop=never"], "command line: decode.stop: 'never': 'eos' or 'length'"),
+    (["name=a/b"], "command line: name: 'a/b': letters, digits"),
+    (["limit"], "command line: limit: not an override; write key=value"),
+    (["limit=["], "command line: limit: 'limit=[' is not YAML"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), MISTAKES, ids=lambda value: str(value)[:30])
+def test_a_wrong_override_is_one_line_saying_where_what_and_what_would_be_right(overrides, message):
+    with pytest.raises(UserError) as raised:
+        load("quickstart", overrides)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [tiny-sdar]\ntempratures: [0]\n", "tempratures: unknown key; did you mean 'temperatures'?"),
+        ("models: [tiny-sdar\n", "not YAML"),
+        ("- a\n- b\n", "not a mapping"),
+        ("", "models: an empty axis"),
+        (
+            "drafter: {spot: {tokgat: 1}}\nmodels: [tiny-sdar]\ndrafters: [spot]\n",
+            "unknown key; did you mean 'tokgate'",
+        ),
+    ],
+)
+def test_a_wrong_grid_file_is_named(tmp_path, text, message):
+    grid = tmp_path / "mine.yaml"
+    grid.write_text(text)
+    with pytest.raises(UserError, match="mine.yaml") as raised:
+        load(str(grid))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_grid_lists_the_known_ones():
+    with pytest.raises(UserError, match="no such grid; known: gsm8k-tiny, quickstart"):
+        load("quikstart")
+
+
+def test_overrides_reach_lists_nested_keys_and_catalogue_entries():
+    overrides = ["limit=5", "budgets=[0,8]", "decode.gen_length=64", "drafter.spot.tokgate=0.7", "workers.count=3"]
+    config, _ = load("quickstart", [*overrides, "task.arith.rows=7", "model.tiny-sdar.path=/elsewhere"])
+    assert (config.limit, config.budgets, config.decode.gen_length, config.workers.count) == (5, [0, 8], 64, 3)
+    assert config.drafter["spot"]["tokgate"] == 0.7
+    assert config.task["arith"]["rows"] == 7
+    assert config.model["tiny-sdar"]["path"] == "/elsewhere"
+
+
+def test_a_grid_file_is_named_after_itself_and_may_bring_its_own_entries(tmp_path):
+    grid = tmp_path / "mine.yaml"
+    grid.write_text(
+        "models: [tiny-sdar]\ntasks: [arith]\ndrafters: [bold]\nbudgets: [4]\n"
+        "drafter: {bold: {method: spot, checkpoint: x.safetensors, tokgate: 0.9}}\n"
+    )
+    config, _ = load(str(grid))
+    assert config.name == "mine"
+    assert config.drafter["bold"]["tokgate"] == 0.9
+
+
+def test_the_mlflow_store_lies_in_the_store():
+    assert load("quickstart", ["store=/data/s"])[0].mlflow == "sqlite:////data/s/mlflow.db"
+    assert load("quickstart", ["mlflow=null"])[0].mlflow is None
+
+
+def test_a_stored_config_reads_back_as_it_was_and_does_not_follow_the_catalogue():
+    config, _ = load("quickstart", ["drafter.spot.tokgate=0.7", "seeds=[3]"])
+    stored = config.as_dict()
+    assert load_stored(stored, Path("sweep.yaml"))[0] == config
+    del stored["drafter"]["spot"]["tokgate"]  # as if the option had come later
+    assert "tokgate" not in load_stored(stored, Path("sweep.yaml"))[0].drafter["spot"]
+
+
+def test_every_bundled_grid_is_valid():
+    for name in ("quickstart", "gsm8k-tiny"):
+        assert load(name)[0].name == name
