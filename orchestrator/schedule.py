@@ -133,11 +133,16 @@ class Schedule:
         if slot.model is not None and not slot.ready:
             return None  # wait for it
         waiting = [model for model in self._queues if self._wants_worker(model)]
-        best = min(waiting, key=lambda model: (self._wave(model), -self._queued(model)), default=None)
+        best = min(waiting, key=self._urgency, default=None)
         if slot.model not in self._queues:
             return best
         abandoned = best is not None and self._holders(best) == 0 and self._wave(best) < self._wave(slot.model)
         return best if abandoned else slot.model
+
+    def _urgency(self, model: str) -> tuple[int, bool, float]:
+        """Smallest first: the earliest wave, then a model that nobody holds, then the most work for a worker."""
+        holders = self._holders(model)
+        return self._wave(model), holders > 0, -self._queued(model) / (holders + 1)
 
     def _wants_worker(self, model: str) -> bool:
         """Is there more queued than the workers that hold (or are loading) the model can take at once?"""

@@ -1,0 +1,129 @@
+"""What multiplies into which cells, and what a cell's key does and does not depend on."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from orchestrator.grid import Cell, choose_rows
+from orchestrator.plan import estimated_passes, model_loads
+from tests.orchestrator.conftest import plan_of
+from tests.orchestrator.fakes import Fakes, FakeTask
+
+
+def labels(plan):
+    return [cell.label for cell in plan.grid.cells]
+
+
+def test_the_axes_multiply_and_budget_nought_of_any_drafter_is_the_control():
+    assert labels(plan_of(Fakes(), "temperatures=[0,1]"))[:6] == [
+        "tiny-sdar · arith · control · T0 · s0",
+        "tiny-sdar · arith · spot · b4 · T0 · s0",
+        "tiny-sdar · arith · spot · b8 · T0 · s0",
+        "tiny-sdar · arith · stale · b4 · T0 · s0",
+        "tiny-sdar · arith · stale · b8 · T0 · s0",
+        "tiny-sdar · arith · control · T1 · s0",
+    ]
+
+
+def test_the_control_is_there_even_if_no_budget_asks_for_it():
+    assert labels(plan_of(Fakes(), "budgets=[8]"))[0] == "tiny-sdar · arith · control · T0 · s0"
+
+
+@pytest.mark.parametrize("override", ["budgets=[0,0.0,8,8]", "temperatures=[0,0.0,-0.0]", "drafters=[spot,spot,stale]"])
+def test_a_value_given_twice_counts_once_and_is_noted(override):
+    plan = plan_of(Fakes(), "budgets=[8]", override)
+    assert labels(plan) == labels(plan_of(Fakes(), "budgets=[8]"))
+    assert "names a value twice" in plan.grid.notes[0]
+
+
+def test_keys_are_unique_and_the_same_in_every_process():
+    keys = [cell.key for cell in plan_of(Fakes(), "temperatures=[0,1]", "seeds=[0,1]").grid.cells]
+    assert len(set(keys)) == len(keys) == 20
+    assert EXAMPLE.key == "v1-895c274531e99ea7508b"  # changes only together with KEY_VERSION
+
+
+EXAMPLE = Cell(
+    model="m", family="sdar", model_revision="r", block_length=32, dtype="float32", task="t", data_revision="d",
+    drafter="spot", method="spot", drafter_sha="s", drafter_options=(("tokgate", 0.6),), budget=8, temperature=0.0,
+    seed=0, gen_length=128, stop="eos", semantics=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Cell)])
+def test_every_field_of_a_cell_decides_its_key(name):
+    value = getattr(EXAMPLE, name)
+    other = (("tokgate", 0.7),) if name == "drafter_options" else value + "x" if isinstance(value, str) else value + 1
+    assert replace(EXAMPLE, **{name: other}).key != EXAMPLE.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["decode.gen_length=64", "decode.stop=length", "drafter.spot.tokgate=0.7", "model.tiny-sdar.block_length=16"],
+)
+def test_a_setting_that_decides_results_makes_other_cells(change):
+    before, after = plan_of(Fakes()), plan_of(Fakes(), change)
+    assert before.cells.keys() != after.cells.keys()
+
+
+def test_new_weights_or_new_data_make_other_cells():
+    keys = plan_of(Fakes()).cells.keys()
+    assert not keys & plan_of(Fakes(revision="weights-2")).cells.keys()
+    assert not keys & plan_of(Fakes(task=FakeTask("fake", revision="data-2"))).cells.keys()
+
+
+@pytest.mark.parametrize(
+    "same", ["limit=9", "workers.count=7", "workers.threads=2", "store=/x", "name=other", "retries=5"]
+)
+def test_a_setting_that_decides_no_result_makes_the_same_cells(same):
+    assert plan_of(Fakes()).cells.keys() == plan_of(Fakes(), same).cells.keys()
+
+
+def test_the_seed_orders_the_rows_and_a_larger_limit_only_adds():
+    rows = [f"r{i}" for i in range(40)]
+    assert choose_rows(rows, 0, 40) != choose_rows(rows, 1, 40)
+    assert choose_rows(rows, 0, 20) == choose_rows(rows, 0, 5) + choose_rows(rows, 0, 20)[5:]
+    assert sorted(choose_rows(rows, 3, None)) == sorted(rows)
+
+
+def test_without_shuffling_the_first_rows_are_the_data_sets_first():
+    assert plan_of(Fakes(), "shuffle=false").rows.popitem()[1] == ("r0", "r1", "r2")
+
+
+def test_at_temperature_nought_over_the_same_rows_seeds_collapse_with_a_note():
+    whole = plan_of(Fakes(), "seeds=[0,1,2]", "limit=null", "temperatures=[0,1]")
+    seeds = [(cell.temperature, cell.seed) for cell in whole.grid.cells if cell.is_control]
+    assert seeds == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert "only 0 is run" in whole.grid.notes[0]
+    part = plan_of(Fakes(), "seeds=[0,1,2]")
+    assert {cell.seed for cell in part.grid.cells} == {0, 1, 2}  # other rows for each seed
+
+
+def test_a_sample_task_holds_all_cells_of_a_row_and_the_first_twenty_rows_come_first():
+    plan = plan_of(Fakes(), "limit=30", "temperatures=[0,1]")
+    first, rest = plan.waves({})
+    assert (len(first), len(rest)) == (40, 20)
+    assert all(task.control is not None and len(task.methods) == 4 for task in first + rest)
+    assert {task.row for task in first if task.decode.temperature == 0} == set(
+        plan.grid.rows[plan.grid.cells[0].group][:20]
+    )
+
+
+def test_the_order_of_methods_turns_with_the_row():
+    assert {task.row: task.turn for task in plan_of(Fakes(), "shuffle=false").waves({})[0]} == {
+        "r0": 0,
+        "r1": 1,
+        "r2": 2,
+    }
+
+
+def test_the_estimate_counts_paired_controls_and_uses_what_was_measured():
+    plan = plan_of(Fakes(), "drafters=[spot]", "budgets=[0,8]", "limit=2")
+    most = 128 + 32 - 1
+    assert estimated_passes(plan, {}) == 2 * 2 * most
+    control, method = plan.grid.cells
+    row = plan.rows[control.key][0]
+    results = {(control.key, row): {"status": "ok", "nfe": 100}, (method.key, row): {"status": "ok", "nfe": 40}}
+    assert estimated_passes(plan, results) == 100 + 40
+    done = {**results, (control.key, plan.rows[control.key][1]): {"status": "ok", "nfe": 100}}
+    assert estimated_passes(plan, done) == 100 + 40  # the control is decoded again, to be paired
+    assert model_loads(plan, {}, workers=4) == 1

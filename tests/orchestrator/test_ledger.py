@@ -1,0 +1,158 @@
+"""The log: what survives a crash at any byte, who may write, and which record counts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import ledger as module
+from orchestrator.errors import UserError
+from orchestrator.ledger import Ledger, holder, read_sweep, write_sweep
+from orchestrator.plan import make_sweep
+from tests.orchestrator.conftest import plan_of
+from tests.orchestrator.fakes import Fakes
+
+
+def decode(row, cell="c", status="ok", attempt=1, **more):
+    return {"kind": "decode", "cell": cell, "row": row, "status": status, "attempt": attempt, **more}
+
+
+def written(folder, *records):
+    with Ledger.write(folder, 0.0) as ledger:
+        return [ledger.append(record) for record in records]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), texts=st.lists(st.text(), min_size=1, max_size=4))
+def test_cut_at_any_byte_only_the_torn_record_is_lost(tmp_path_factory, data, texts):
+    folder = tmp_path_factory.mktemp("sweep")
+    records = [decode(f"r{i}", text=text) for i, text in enumerate(texts)]
+    written(folder, *records)
+    segment = folder / "segments" / "001.jsonl"
+    whole = segment.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    segment.write_bytes(whole[:cut])
+    kept = whole[:cut].count(b"\n")
+    assert list(Ledger(folder).records()) == records[:kept]  # a reader passes over the torn tail
+    written(folder, *records)  # a writer cuts it, and what was lost is appended again
+    assert list(Ledger(folder).records()) == records
+    assert all(json.loads(line) for line in segment.read_bytes().splitlines())
+
+
+def test_a_last_line_of_zeros_from_a_power_cut_is_cut_too(tmp_path):
+    written(tmp_path, decode("r0"))
+    segment = tmp_path / "segments" / "001.jsonl"
+    segment.write_bytes(segment.read_bytes() + b"\0" * 40 + b"\n")
+    written(tmp_path, decode("r1"))
+    assert [record["row"] for record in Ledger(tmp_path).records()] == ["r0", "r1"]
+
+
+def test_damage_before_the_last_line_is_reported_with_its_place(tmp_path):
+    written(tmp_path, decode("r0"), decode("r1"))
+    segment = tmp_path / "segments" / "001.jsonl"
+    segment.write_text("{broken\n" + segment.read_text())
+    with pytest.raises(UserError, match=r"001.jsonl:1: damaged record"):
+        Ledger(tmp_path)
+
+
+def test_a_record_is_on_file_as_soon_as_it_is_appended(tmp_path):
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        ledger.append(decode("r0"))
+        assert len(Ledger(tmp_path).results()) == 1
+
+
+def test_records_are_durable_after_ten_seconds_or_two_hundred_records(tmp_path):
+    with Ledger.write(tmp_path, now=0.0) as ledger:
+        ledger.append(decode("r0"))
+        assert ledger.sync(9.9) == []
+        assert [record["row"] for record in ledger.sync(10.0)] == ["r0"]
+        for i in range(1, 201):
+            assert ledger.sync(10.0) == []
+            ledger.append(decode(f"r{i}"))
+        assert len(ledger.sync(10.0)) == 200
+        ledger.append(decode("last"))
+        assert len(ledger.sync(10.0, force=True)) == 1
+
+
+def test_the_first_decode_of_a_sample_counts_and_later_ones_are_counted_as_ignored(tmp_path):
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        assert ledger.append(decode("r0", text="first"))
+        assert not ledger.append(decode("r0", text="second"))
+        assert ledger.ignored == 1
+        assert ledger.results()["c", "r0"]["text"] == "first"
+    assert len(list(Ledger(tmp_path).records())) == 1
+
+
+def test_a_later_attempt_replaces_a_failure_and_never_a_result(tmp_path):
+    failed, good, late = decode("r0", status="failed"), decode("r0", attempt=2), decode("r0", attempt=3)
+    assert written(tmp_path, failed, failed, good, late) == [True, False, True, False]
+    assert Ledger(tmp_path).results()["c", "r0"]["attempt"] == 2
+
+
+def test_segments_are_begun_anew_when_they_have_grown(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
+    written(tmp_path, *[decode(f"r{i}") for i in range(6)])
+    names = [path.name for path in sorted((tmp_path / "segments").iterdir())]
+    assert names[:2] == ["001.jsonl", "002.jsonl"]
+    assert [record["row"] for record in Ledger(tmp_path).records()] == [f"r{i}" for i in range(6)]
+
+
+def test_a_second_driver_is_turned_away_by_name(tmp_path):
+    with Ledger.write(tmp_path, 0.0):
+        with pytest.raises(UserError, match=f"another driver is running this sweep .*process {os.getpid()}"):
+            Ledger.write(tmp_path, 0.0)
+        assert holder(tmp_path) is not None
+    assert holder(tmp_path) is None
+    Ledger.write(tmp_path, 0.0).close()
+
+
+def test_a_dead_drivers_sweep_is_taken_over_at_once(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; from orchestrator.ledger import Ledger\n"
+        "ledger = Ledger.write(Path(sys.argv[1]), 0.0)\n"
+        "ledger.append({'kind': 'decode', 'cell': 'c', 'row': 'r0', 'status': 'ok', 'attempt': 1})\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=False).returncode == -9
+    assert holder(tmp_path) is None
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        assert set(ledger.results()) == {("c", "r0")}
+
+
+def test_a_reader_changes_nothing_and_needs_no_lock(tmp_path):
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        ledger.append(decode("r0"))
+        segment = tmp_path / "segments" / "001.jsonl"
+        with segment.open("ab") as file:
+            file.write(b'{"kind": "dec')
+        before = segment.read_bytes()
+        assert len(Ledger(tmp_path).results()) == 1
+        assert segment.read_bytes() == before
+
+
+def test_sweep_yaml_reads_back_as_it_was_written(tmp_path):
+    plan = plan_of(Fakes(), "temperatures=[0,1]", "seeds=[0,1]")
+    sweep = make_sweep(plan, tmp_path, {"tiny-sdar": {"torch": "2"}})
+    write_sweep(sweep)
+    assert read_sweep(tmp_path) == sweep
+
+
+def test_cells_that_left_the_grid_are_kept_as_retired(tmp_path):
+    wide, narrow = plan_of(Fakes(), "budgets=[0,4,8]"), plan_of(Fakes(), "budgets=[0,8]")
+    write_sweep(make_sweep(narrow, tmp_path, {}, make_sweep(wide, tmp_path, {})))
+    sweep = read_sweep(tmp_path)
+    assert {cell.budget for cell in sweep.cells} == {0, 8}
+    assert {cell.budget for cell in sweep.retired} == {4}
+    write_sweep(make_sweep(wide, tmp_path, {}, sweep))
+    assert read_sweep(tmp_path).retired == ()
+
+
+def test_no_sweep_is_an_error_that_says_how_to_start_one(tmp_path):
+    with pytest.raises(UserError, match="no sweep here; start one with"):
+        read_sweep(tmp_path)

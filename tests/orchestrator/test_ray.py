@@ -1,0 +1,36 @@
+"""The same sweep on real Ray actors, one of which dies: the result is the one of the run in this process."""
+
+import pytest
+
+from orchestrator.config import Workers
+from orchestrator.executors import RayExecutor
+from orchestrator.ledger import Ledger
+from tests.orchestrator.conftest import drive, plan_of
+from tests.orchestrator.fakes import Fakes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_actor_that_exits_costs_its_poison_sample_and_nothing_else(tmp_path):
+    plan = plan_of(Fakes(), "limit=6", "budgets=[0,4]")
+    poison = plan.grid.rows[plan.grid.cells[0].group][2]
+    fakes, said = Fakes(deadly=frozenset({("spot", poison)}), exits=True), []
+    outcome = drive(
+        fakes,
+        tmp_path / "ray",
+        "limit=6",
+        "budgets=[0,4]",
+        said=said,
+        make_executor=lambda: RayExecutor(fakes.make_worker, Workers(), 2),
+    )
+    drive(Fakes(), tmp_path / "inline", "limit=6", "budgets=[0,4]")
+    on_ray, inline = Ledger(tmp_path / "ray").results(), dict(Ledger(tmp_path / "inline").results())
+    failed = {sample for sample, record in on_ray.items() if record["status"] == "failed"}
+    assert [(cell.drafter, row) for cell, row, _ in outcome.failed] == [("spot", poison)]
+    assert "worker died" in outcome.failed[0][2]
+    assert outcome.exit_code == 1
+    assert on_ray.keys() == inline.keys()
+    assert all(_result(on_ray[sample]) == _result(inline[sample]) for sample in on_ray.keys() - failed)
+
+
+def _result(record):
+    return {name: value for name, value in record.items() if name != "attempt"}  # a neighbour of the poison has more
