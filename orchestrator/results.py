@@ -34,7 +34,7 @@ _RESAMPLES = 1000
 # The columns that are averaged over seeds; `NAME_low` and `NAME_high` exist for the three with an interval.
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
             "tokens_per_second", "cache_passes", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
-_COUNTS = ("n", "planned", "failed", "scored", "numeric", "bug")
+_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug")
 
 
 def is_oracle(method: str) -> bool:
@@ -115,8 +115,8 @@ def _join_scores(samples: pd.DataFrame, scores: Iterable[dict]) -> pd.DataFrame:
 def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, in the sweep's order, unfinished and empty cells included.
 
-    Columns: cell, axes, label; n (decoded without error), planned, failed, scored, numeric, bug (counts); MEASURES,
-    of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`);
+    Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
+    control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`);
     survival, the share of drafted passes in which at least 1, 2, ... drafts were accepted.
     """
     groups = dict(list(samples.groupby("cell", sort=False)))
@@ -136,6 +136,7 @@ def _summarise(cell: Cell, planned: int, samples: pd.DataFrame) -> dict[str, Any
         "planned": planned,
         "failed": len(samples) - len(good),
         "scored": len(scored),
+        "same": int(good["identical"].eq(True).sum()),
         "numeric": int((good["difference"] == "numeric").sum()),
         "bug": int((good["difference"] == "bug").sum()),
     }
@@ -289,12 +290,13 @@ def _display(row: dict[str, Any], plus_minus: str, spread: tuple[str, ...]) -> d
     if row["numeric"]:
         shown["identical"] += f" ({row['numeric']})"
     done = f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
-    names = {"model": row["model"], "task": row["task"], "method": _method(row), "budget": f"{row['budget']:g}",
+    names = {"model": row["model"], "task": row["task"], "method": method_name(row), "budget": f"{row['budget']:g}",
              "temperature": f"{row['temperature']:g}"}  # fmt: skip
     return {**names, **shown, "done": done, "partial": row["n"] < row["planned"], "bug": row["bug"]}
 
 
-def _method(row: dict[str, Any]) -> str:
+def method_name(row: dict[str, Any]) -> str:
+    """What a method is called everywhere: its drafter, "control", or with a dagger where it has seen the answer."""
     if row["method"] == CONTROL:
         return "control"
     return f"{row['drafter']} †" if is_oracle(row["method"]) else row["drafter"]

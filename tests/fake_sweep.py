@@ -50,6 +50,10 @@ def sweep(*cells: FakeCell, rows: int = 2) -> FakeSweep:
     return FakeSweep(cells, {cell.key: tuple(f"r{i}" for i in range(rows)) for cell in cells})
 
 
+def _number(row: str) -> int:
+    return int("".join(filter(str.isdigit, row)))
+
+
 def decode(cell: str, row: str, nfe: int, control_nfe: int, /, **changes: Any) -> dict[str, Any]:
     """A decode record; half the control's time, one second, eight tokens, unless `changes` say otherwise."""
     record = {
@@ -59,7 +63,7 @@ def decode(cell: str, row: str, nfe: int, control_nfe: int, /, **changes: Any) -
         "control_nfe": control_nfe, "control_seconds": 2.0, "control_sha": f"sha-{row}", "identical": True,
         "difference": None, "seconds": {"prefill": 0.125, "target": 0.5, "draft": 0.25, "rest": 0.125},
         "device": "cpu", "dtype": "float32", "threads": 1, "node": "head",
-        "started": START + int(row[1:]), "finished": START + int(row[1:]) + 1.0,
+        "started": START + _number(row), "finished": START + _number(row) + 1.0,
     }  # fmt: skip
     return record | changes
 
