@@ -24,6 +24,7 @@ CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
+MODEL_KEYS = {"family": True, "path": True, "block_length": True, "revision": False, "dtype": False}  # key -> required
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,11 @@ def _check(config: Config, source: Source) -> None:
 def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     """(key, does it hold, what to say if not)."""
     decode, workers = config.decode, config.workers
+    for name, entry in config.model.items():
+        for key in entry:
+            yield f"model.{name}.{key}", key in MODEL_KEYS, f"unknown key{_suggest(key, MODEL_KEYS)}"
+        for key, required in MODEL_KEYS.items():
+            yield f"model.{name}.{key}", key in entry or not required, "missing; every model has one"
     for axis in AXES:
         yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
     yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"

@@ -158,7 +158,7 @@ class Driver:
         accepted = [record for record in records if self._ledger.append(record)]
         for record in accepted:
             self._tally.add(record)
-            if record["difference"] == "bug":
+            if record.get("difference") == "bug":
                 self._say(f"bug: {self._plan.cells[record['cell']].label}, row {record['row']}: not the control's text")
         for record in accepted:
             self._score(record)
@@ -223,7 +223,7 @@ class Driver:
             ran=self._tally.ran,
             ignored=self._ledger.ignored,
             failed=tuple((cell, row, record["error"]) for cell, row, record in held if record["status"] == "failed"),
-            bugs=tuple((cell, row) for cell, row, record in held if record["difference"] == "bug"),
+            bugs=tuple((cell, row) for cell, row, record in held if record.get("difference") == "bug"),
             given_up=schedule.given_up,
             interrupted=self._interrupts > 0 and len(held) < len(samples),
         )

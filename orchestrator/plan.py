@@ -171,9 +171,13 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
 def _found(
     source: Source, section: str, find: Callable[[str, dict[str, Any]], Found], name: str, config: Config
 ) -> Found:
+    entry = dict(getattr(config, section)[name])
     try:
-        return find(name, dict(getattr(config, section)[name]))
+        return find(name, entry)
     except ValueError as error:
+        option, _, wrong = str(error).partition(": ")
+        if option in entry:  # `path: no such file` is about this key of the entry
+            raise source.error(f"{section}.{name}.{option}", wrong) from None
         raise source.error(f"{section}.{name}", str(error)) from None
 
 

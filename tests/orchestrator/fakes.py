@@ -68,7 +68,7 @@ class Fakes:
 
     def load_task(self, name: str, options: dict[str, Any]) -> FakeTask:
         if str(options.get("path", "")).endswith(".jsonl"):
-            raise ValueError(f"no file {options['path']}; give a JSON-lines file")
+            raise ValueError(f"path: no file {options['path']}; give a JSON-lines file")
         return self.task
 
     def resolve_model(self, name: str, options: dict[str, Any]) -> ModelSpec:
@@ -108,16 +108,13 @@ class FakeWorker:
     def _record(self, task: SampleTask, method: MethodTask) -> dict[str, Any]:
         sample = (_drafter(method), task.row)
         failed, bug = sample in self._fakes.failing, sample in self._fakes.buggy
+        if failed:  # nothing was measured
+            return self._about(task, method) | {"status": "failed", "error": "ValueError: no"}
         text = f"{task.row} at T{task.decode.temperature:g} s{task.decode.seed}"
         sha = hashlib.sha256(text.encode()).hexdigest()
-        return {
-            "kind": "decode",
-            "sweep": task.sweep,
-            "cell": method.cell,
-            "row": task.row,
-            "attempt": method.attempt,
-            "status": "failed" if failed else "ok",
-            "error": "ValueError: no" if failed else None,
+        return self._about(task, method) | {
+            "status": "ok",
+            "error": None,
             "text": text if method.drafter is None else None,
             "text_sha": sha,
             "tokens": [1, 2] if method.drafter is None else None,
@@ -135,6 +132,15 @@ class FakeWorker:
             "identical": True,
             "difference": "bug" if bug else None,
             "seconds": {"prefill": 0.1, "target": 1.0, "draft": 0.1, "rest": 0.1},
+        }
+
+    def _about(self, task: SampleTask, method: MethodTask) -> dict[str, Any]:
+        return {
+            "kind": "decode",
+            "sweep": task.sweep,
+            "cell": method.cell,
+            "row": task.row,
+            "attempt": method.attempt,
             "device": "cpu",
             "dtype": "float32",
             "threads": 1,

@@ -70,10 +70,10 @@ def test_an_unknown_grid_lists_the_known_ones():
 
 def test_overrides_reach_lists_nested_keys_and_catalogue_entries():
     overrides = ["limit=5", "budgets=[0,8]", "decode.gen_length=64", "drafter.spot.tokgate=0.7", "workers.count=3"]
-    config, _ = load("quickstart", [*overrides, "task.arith.rows=7", "model.tiny-sdar.path=/elsewhere"])
+    config, _ = load("quickstart", [*overrides, "task.arith.size=7", "model.tiny-sdar.path=/elsewhere"])
     assert (config.limit, config.budgets, config.decode.gen_length, config.workers.count) == (5, [0, 8], 64, 3)
     assert config.drafter["spot"]["tokgate"] == 0.7
-    assert config.task["arith"]["rows"] == 7
+    assert config.task["arith"]["size"] == 7
     assert config.model["tiny-sdar"]["path"] == "/elsewhere"
 
 
@@ -104,3 +104,21 @@ def test_a_stored_config_reads_back_as_it_was_and_does_not_follow_the_catalogue(
 def test_every_bundled_grid_is_valid():
     for name in ("quickstart", "gsm8k-tiny"):
         assert load(name)[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{family: sdar, path: x}", "model.mine.block_length: missing"),
+        (
+            "{family: sdar, path: x, block_length: 4, dtpe: float32}",
+            "model.mine.dtpe: unknown key; did you mean 'dtype'?",
+        ),
+    ],
+)
+def test_a_model_of_ones_own_has_every_key_it_needs_and_no_other(tmp_path, entry, message):
+    grid = tmp_path / "mine.yaml"
+    grid.write_text(f"models: [mine]\ntasks: [arith]\ndrafters: [stale]\nbudgets: [4]\nmodel: {{mine: {entry}}}\n")
+    with pytest.raises(UserError) as raised:
+        load(str(grid))
+    assert message in str(raised.value)

@@ -133,7 +133,7 @@ MISTAKES = [
     (["plan", "quickstart", "models=[nope]"], "command line: models: no such model: 'nope'"),
     (["plan", "quickstart", "seeds=[]"], "command line: seeds: an empty axis"),
     (["run", "quickstart", "limit=x"], "command line: limit: x is the wrong type; a whole number or null expected"),
-    (["run", "gsm8k-tiny", "task.gsm8k.path=/no.jsonl"], "command line: task.gsm8k: no file /no.jsonl; give a"),
+    (["run", "gsm8k-tiny", "task.gsm8k.path=/no.jsonl"], "command line: task.gsm8k.path: no file /no.jsonl; give a"),
     (["run", "quickstart", "workers.device=cuda"], "command line: workers.device: 1 GPU(s) needed, this machine has 0"),
     (["run", "quickstart", "workers.device=cuda", "workers.count=8"], "workers.count: 8 GPU(s) needed, this machine"),
     (["resume", "never"], "command line: never: no such sweep in runs and no such grid; sweeps: none"),
