@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from orchestrator import results
 
@@ -23,7 +24,7 @@ Row = dict[str, Any]
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31")
 _CONTROL = "#555555"
 _PHASES = {"prefill": "#b8c4d0", "target": "#0072b2", "draft": "#e69f00", "rest": "#dddddd"}
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "spot", "font.family": "sans-serif", "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999", "axes.labelcolor": "#333333",
     "axes.grid": True, "grid.color": "#eeeeee", "axes.axisbelow": True, "xtick.color": "#555555",
@@ -89,7 +90,7 @@ def survival(rows: list[Row], palette: dict[str, str]) -> str:
             axes.plot(range(len(curve) + 1), [1.0, *curve], color=palette[drafter], marker="o", markersize=3,
                       label=f"{drafter}, budget {points[-1]['budget']}")  # fmt: skip
         axes.set(xlabel="depth d", ylabel="passes accepting ≥ d", ylim=(0.0, 1.03), xlim=(0.0, deepest + 0.3))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend(axes)
     return svg()
 

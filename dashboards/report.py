@@ -157,7 +157,7 @@ def _sample(row: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     """One data-set row as every method decoded it; its text is the control's, or the first there is."""
     text = next((record["text"] for record in records if isinstance(record["text"], str)), None)
     scored = next((record for record in records if record["correct"] is not None), {})
-    mark = {True: "yes", False: "no"}.get(scored.get("correct"), "unknown")
+    mark = _choose(scored.get("correct"), "yes", "no", "unknown")
     methods = [_decoded(record, text) for record in records]
     return {"row": row, "text": text, "answer": scored.get("answer"), "mark": mark, "nfe": _nfe_line(records),
             "methods": methods}  # fmt: skip
@@ -176,6 +176,10 @@ def _name(record: dict[str, Any]) -> str:
     return results.method_name(record) + (f" {record['budget']}" if record["budget"] else "")
 
 
+def _choose(correct: bool | None, yes: str, no: str, unknown: str) -> str:
+    return unknown if correct is None else yes if correct else no
+
+
 def _decoded(record: dict[str, Any], text: str | None) -> dict[str, Any]:
     good, drafted = record["status"] == "ok", record["drafted_passes"]
     different = good and isinstance(record["text"], str) and record["text"] != text
@@ -184,7 +188,7 @@ def _decoded(record: dict[str, Any], text: str | None) -> dict[str, Any]:
         "nfe": f"{record['nfe']:g}" if good else "failed",
         "accepted": f"{record['accepted']:g} / {drafted:g}" if good and drafted else "–",
         "seconds": f"{record['seconds']:.2f}" if good and record["seconds"] else "–",
-        "correct": {True: "✓", False: "✗"}.get(record["correct"], "–"),
+        "correct": _choose(record["correct"], "✓", "✗", "–"),
         "same": (record["difference"] or ("identical" if record["identical"] else "–")) if good else record["error"],
         "other_text": record["text"] if different else None,
     }

@@ -96,7 +96,7 @@ class Mirror:
         except Exception as failure:  # noqa: BLE001
             self.behind, self._runs = True, None
             self._retry_at = self._clock() + RETRY_SECONDS
-            self.error = f"{type(failure).__name__}: {failure}"
+            self.error = f"{type(failure).__name__}: {failure}".partition("\n")[0]
             _log.warning("MLflow at %s is behind, the ledger has everything: %s", self._uri, self.error)
 
     def _mirror(self, decodes: Sequence[Record], scores: Sequence[Record]) -> None:
@@ -367,8 +367,10 @@ def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils"):  # they would write into the live panel
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(
+            logging.CRITICAL
+        )  # they would write into the live panel; `_guard` says it once
     if database := _database(uri):
         database.parent.mkdir(parents=True, exist_ok=True)
     return MlflowClient(tracking_uri=uri)
