@@ -49,8 +49,8 @@ def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.D
     """One row a (cell, data-set row) of the plan that has a decode record: axes, measurements and `correct`.
 
     Of several records of a (cell, row) the first good one counts. `seconds` is the decoding time, `seconds_PHASE` its
-    parts, all in seconds. Scores join by (task, row, text_sha), the latest one wins; `correct` is None where there is none. Texts
-    that a record left out because they equal the control's are put back.
+    parts, all in seconds. Scores join by (task, row, text_sha), the latest one wins; `correct` is None where there is
+    none. Texts that a record left out because they equal the control's are put back.
     """
     cells = {cell.key: cell for cell in sweep.cells}
     planned = {(key, row) for key, rows in sweep.rows.items() for row in rows}
@@ -383,8 +383,8 @@ def to_latex(summarised: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed", "γ": r"$\gamma$",
-          "τ": r"$\tau$"}  # fmt: skip
+_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed", 
+          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
 
 
 def _latex_cell(row: dict[str, Any], name: str) -> str:
