@@ -116,8 +116,9 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, in the sweep's order, unfinished and empty cells included.
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
-    control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`);
-    survival, the share of drafted passes in which at least 1, 2, ... drafts were accepted.
+    control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap
+    95 % interval over rows (`_low`, `_high`); survival, the share of drafted passes in which at least 1, 2, ...
+    drafts were accepted.
     """
     groups = dict(list(samples.groupby("cell", sort=False)))
     rows = [_summarise(cell, len(sweep.rows[cell.key]), groups.get(cell.key, samples[:0])) for cell in sweep.cells]
@@ -383,7 +384,7 @@ def to_latex(summarised: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed", 
+_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed",
           "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
 
 

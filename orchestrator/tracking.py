@@ -285,7 +285,7 @@ class _Runs:
 
         cell, run_id = row["cell"], self._children[row["cell"]]
         decoded, scored = (int(1000 * max(samples[name].dropna(), default=0)) for name in ("finished", "scored_at"))
-        values = summary_metrics(row)
+        values = summary_metrics(row, judged=bool(samples["scored_at"][samples["status"] == "ok"].notna().all()))
         times = {name: max(decoded, scored) if name == "summary/accuracy" else decoded for name in values}
         status = "FAILED" if row["failed"] else "FINISHED"
         if self._status[cell] != status or any(self._latest.get(cell, {}).get(k) != v for k, v in values.items()):
@@ -338,11 +338,10 @@ def sample_metrics(record: Record) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None} | {"failed": 0.0}
 
 
-def summary_metrics(row: dict[str, Any]) -> dict[str, float]:
-    """The metrics `summary/NAME` of a finished cell; the accuracy only once every sample is scored."""
-    names = [*results.MEASURES, "n", "failed", "numeric", "bug"]
-    unfit = {"accuracy"} if row["scored"] < row["n"] else set()
-    return {f"summary/{name}": float(row[name]) for name in names if row[name] is not None and name not in unfit}
+def summary_metrics(row: dict[str, Any], judged: bool) -> dict[str, float]:
+    """The metrics `summary/NAME` of a finished cell; the accuracy only once every sample is `judged`."""
+    names = [name for name in (*results.MEASURES, "n", "failed", "numeric", "bug") if judged or name != "accuracy"]
+    return {f"summary/{name}": float(row[name]) for name in names if row[name] is not None}
 
 
 def _text(score: Record) -> tuple[str, str, str]:

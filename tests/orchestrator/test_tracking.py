@@ -178,6 +178,13 @@ def test_a_score_that_comes_after_its_cell_was_settled_still_counts(uri, tmp_pat
     assert runs(uri)[SPOT.key].info.status == "FINISHED"
 
 
+def test_a_text_that_its_scorer_could_not_judge_is_left_out_of_the_accuracy(uri, tmp_path):
+    sweep = on_disk(tmp_path, CONTROL, records=[*RECORDS[::2], SCORES[0], score("r1", None, error="bad row")])
+    tracking.rebuild(uri, sweep.folder)
+    assert runs(uri)[CONTROL.key].data.metrics["summary/accuracy"] == 1.0
+    assert [point[:2] for point in history(uri, CONTROL, "correct")] == [(0, 1.0)]
+
+
 def test_more_than_a_thousand_metrics_go_in_batches_and_all_arrive(uri, tmp_path):
     records = [control(CONTROL.key, f"r{i}", 60 + i) for i in range(150)]
     sweep = on_disk(tmp_path, CONTROL, rows=150, records=records)
