@@ -17,7 +17,10 @@ FEATURES = 32 + 2 + 4
 
 
 class OrderModel(nn.Module):
-    """log q(position | branch). `temperature` softens q; fitted on held-out traces, since growth needs true masses."""
+    """log q(position | branch): the stale-confidence order, corrected by a transformer over the block's positions.
+
+    `temperature` softens q; it is fitted on held-out traces, since growth needs true masses.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +31,7 @@ class OrderModel(nn.Module):
         self.place = nn.Parameter(torch.randn(LONGEST_BLOCK, WIDTH) * 0.02)
         self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
         self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+        self.stale = nn.Parameter(torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, log_probs: Tensor, table_masked: Tensor, root_masked: Tensor, masked: Tensor) -> Tensor:
@@ -38,8 +42,13 @@ class OrderModel(nn.Module):
         """
         hidden = self.embed(features(log_probs, table_masked, root_masked, masked))
         hidden = self.layers(hidden + self.place[: hidden.shape[1]])
-        scores = self.head(hidden).squeeze(-1) / self.temperature
-        return scores.masked_fill(~masked, -torch.inf).log_softmax(-1)
+        scores = self.head(hidden).squeeze(-1) - self.stale * log_surprise(log_probs)
+        return (scores / self.temperature).masked_fill(~masked, -torch.inf).log_softmax(-1)
+
+
+def log_surprise(log_probs: Tensor) -> Tensor:
+    """[..., B]: the logarithm of the best token's surprise, of log_probs [..., B, 32]."""
+    return (-log_probs[..., 0]).clamp(min=1e-12).log()
 
 
 def features(log_probs: Tensor, table_masked: Tensor, root_masked: Tensor, masked: Tensor) -> Tensor:
@@ -49,10 +58,10 @@ def features(log_probs: Tensor, table_masked: Tensor, root_masked: Tensor, maske
     logarithm; a plain log-probability hides it.
     """
     table_masked, root_masked = table_masked.expand_as(masked), root_masked.expand_as(masked)
-    log_surprise = (-log_probs[..., 0]).clamp(min=1e-12).log()
-    rank = log_surprise.masked_fill(~masked, torch.inf).argsort(-1).argsort(-1)
+    doubt = log_surprise(log_probs)
+    rank = doubt.masked_fill(~masked, torch.inf).argsort(-1).argsort(-1)
     flags = [~table_masked, table_masked & ~root_masked, root_masked & ~masked, masked]
-    numbers = [log_surprise / 5 * table_masked, rank / 16 * masked]
+    numbers = [doubt / 5 * table_masked, rank / 16 * masked]
     return torch.cat([log_probs.clamp(min=-24) / 8, torch.stack([*numbers, *flags], -1)], -1).float()
 
 

@@ -2,13 +2,16 @@
 
 import hashlib
 import platform
+import subprocess
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from spot import drafters, targets
 from spot.decoder import Decoding, Settings, Watch, decode
@@ -26,9 +29,10 @@ class Worker:
 
     def __init__(self, model: ModelSpec) -> None:
         torch.set_num_threads(model.threads)
+        transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
         folder = targets.fetch(locate(model.path), model.revision)
         self._model = model
-        self._target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
+        self.target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self._warm: set[tuple[DrafterSpec | None, int]] = set()
@@ -58,7 +62,7 @@ class Worker:
         drafter = self._drafter(method.drafter) if method.drafter else None
         ids = self.prompt_ids(task.prompt)
         return decode(
-            self._target, ids, Settings(stop=task.decode.stop, **settings), noise, drafter, method.budget, watch
+            self.target, ids, Settings(stop=task.decode.stop, **settings), noise, drafter, method.budget, watch
         )
 
     def text(self, tokens: list[int]) -> str:
@@ -68,10 +72,12 @@ class Worker:
         started = time.time()
         try:
             if (method.drafter, method.budget) not in self._warm:
-                self.decode(task, method, gen_length=self._target.config.block_length)
+                self.decode(task, method, gen_length=self.target.config.block_length)
                 self._warm.add((method.drafter, method.budget))
                 started = time.time()
             return _Outcome(self.decode(task, method), None, started, time.time())
+        except torch.AcceleratorError:
+            raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
             return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
 
@@ -191,3 +197,27 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
             raise ValueError(f"checkpoint: no file {checkpoint}")
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())))
+
+
+def environment(model: ModelSpec) -> dict[str, Any]:
+    """What the numbers of a sweep depend on beside its cells: versions and machine. Kept in sweep.yaml."""
+    packages = ("torch", "transformers", "ray", "mlflow")
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if model.device == "cuda" and torch.cuda.is_available() else "cpu",
+        "threads": model.threads,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The project's git commit, with a plus if the tree differs from it; None outside a checkout."""
+    git = ["git", "-C", str(PROJECT)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip() + ("+" if dirty.stdout.strip() else "")

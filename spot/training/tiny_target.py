@@ -254,10 +254,18 @@ def save_checkpoint(
 ) -> None:
     """Write config.json (SDAR's keys), model.safetensors and the tokenizer, as the published checkpoints have them."""
     out.mkdir(parents=True, exist_ok=True)
-    config = model.config.to_dict() | {"model_type": "sdar", "architectures": ["SDARForCausalLM"]}
-    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-    config["training"] = asdict(settings)
-    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (out / "config.json").write_text(json.dumps(published_config(model.config), indent=2) + "\n")
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    save_file(weights, out / "model.safetensors", {"format": "pt", "training": json.dumps(asdict(settings))})
     tokenizer.save_pretrained(out)
+
+
+def published_config(config: Qwen3Config) -> dict:
+    """config.json with the keys that SDAR's own has, its training copy's `block_size` and `mask_token_id` included."""
+    names = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias hidden_act eos_token_id pad_token_id "
+        "block_size mask_token_id"
+    )
+    fixed = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "torch_dtype": "float32"}
+    return fixed | {name: getattr(config, name) for name in names.split()} | {"rope_theta": config.rope_parameters["rope_theta"]}
