@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,12 +40,16 @@ from orchestrator.plan import (
 )
 from orchestrator.progress import view
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
+
+Start with: [bold]python launch.py run quickstart[/]"""
+
+app = typer.Typer(help=ABOUT, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 GridName = Annotated[str, typer.Argument(metavar="GRID", help="A name in configs/grid, or the path of a YAML file.")]
 SweepName = Annotated[str, typer.Argument(metavar="NAME", help="A sweep in the store, or the grid it was run from.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the config: limit=5 budgets=[0,8] workers.device=cuda"),
+    typer.Argument(metavar="KEY=VALUE", help="Changes to the config: limit=5 budgets=[0,8] workers.device=cuda"),
 ]
 
 
@@ -58,9 +63,6 @@ def main(arguments: Sequence[str] | None = None, workers: Backend | None = None)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where this one stopped", file=sys.stderr)
-        return 130
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
@@ -119,15 +121,22 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
     count = check_room(config, source)
     console = Console()
     _print_notes(console, plan)
-    with Ledger.write(config.folder, time.time()) as ledger:
-        sweep = _amend(console, plan, workers)
-        with view(console) as shown:
-            driver = Driver(
-                plan, ledger, lambda: _executor(config, workers, count), count, _mirror(sweep), shown, console.print
-            )
-            outcome = driver.run(retry_failed)
+    try:
+        outcome = _drive(console, plan, workers, count, retry_failed)
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: python launch.py resume {config.name}", file=sys.stderr)
+        return 130
     _print_outcome(console, outcome, config)
     return outcome.exit_code
+
+
+def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool) -> Outcome:
+    config = plan.config
+    with Ledger.write(config.folder, time.time()) as ledger:
+        mirror = _mirror(_amend(console, plan, workers))
+        with view(console) as shown:
+            make_executor = partial(_executor, config, workers, count)
+            return Driver(plan, ledger, make_executor, count, mirror, shown, console.print).run(retry_failed)
 
 
 def _amend(console: Console, plan: Plan, workers: Backend) -> Sweep:
@@ -252,7 +261,7 @@ def _print_notes(console: Console, plan: Plan) -> None:
 
 
 def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
-    if not outcome.ran:
+    if not outcome.ran and not outcome.interrupted and not outcome.given_up:
         console.print("nothing to decode: every sample has its record")
     if outcome.ignored:
         console.print(f"{outcome.ignored} records came for a sample that already had one, and were ignored")

@@ -86,7 +86,7 @@ class Config:
         """Plain values, as sweep.yaml keeps them; `load_stored` reads them back."""
         plain = OmegaConf.to_container(OmegaConf.structured(self))
         assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
+        return {**{str(key): value for key, value in plain.items()}, "budgets": [int(n) for n in self.budgets]}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ be trusted. design.md §5.
 import logging
 import os
 import re
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from workers.work import ModelSpec, SampleTask
 
 MakeWorker = Callable[[ModelSpec], Worker]
 OBJECT_STORE_BYTES = 200 << 20  # records are small and travel inline; Ray's default would take a third of the memory
+CONNECT_SECONDS = 5.0  # for a cluster's address to answer at all
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ def check_room(config: Config, source: Source) -> int:
         need = 1
     else:
         if workers.address is not None:
-            connect(workers, 0)
+            _reach(workers, source)
         need = wanted_workers(workers) or 1
     gpus, cores = _room(workers)
     place = f"the cluster at {workers.address}" if workers.address else "this machine"
@@ -272,6 +274,18 @@ def check_room(config: Config, source: Source) -> int:
     if workers.address and cores < need * workers.threads:
         raise source.error("workers.count", f"{need * workers.threads} CPU core(s) needed, {place} has {cores:g}")
     return need
+
+
+def _reach(workers: Workers, source: Source) -> None:
+    """Connect to the cluster. Ray takes minutes over an address where nobody listens, so that is tried first."""
+    host, _, port = str(workers.address).removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        connect(workers, 0)
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        wrong = f"no Ray cluster at {workers.address!r} ({one_line(error)}); start one with: ray start --head"
+        raise source.error("workers.address", wrong) from None
 
 
 def _room(workers: Workers) -> tuple[float, float]:

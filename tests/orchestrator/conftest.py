@@ -37,7 +37,7 @@ def drive(fakes: Fakes, folder: Path, *overrides: str, **options: Any) -> Outcom
     plan, said = plan_of(fakes, *overrides), options.pop("said", [])
     retry = options.pop("retry_failed", False)
     settings = {"mirror": NoMirror(), "view": Quiet(), "workers": 2, "clock": lambda: 100.0, **options}
-    make_executor: Callable[[], InlineExecutor] = lambda: InlineExecutor(fakes.make_worker)  # noqa: E731
+    make_executor: Callable[[], InlineExecutor] = lambda: InlineExecutor(fakes.make_worker)
     settings.setdefault("make_executor", make_executor)
     with Ledger.write(folder, 0.0) as ledger:
         return Driver(plan, ledger, say=said.append, **settings).run(retry)

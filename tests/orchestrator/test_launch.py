@@ -136,6 +136,10 @@ MISTAKES = [
     (["run", "gsm8k-tiny", "task.gsm8k.path=/no.jsonl"], "command line: task.gsm8k.path: no file /no.jsonl; give a"),
     (["run", "quickstart", "workers.device=cuda"], "command line: workers.device: 1 GPU(s) needed, this machine has 0"),
     (["run", "quickstart", "workers.device=cuda", "workers.count=8"], "workers.count: 8 GPU(s) needed, this machine"),
+    (
+        ["run", "quickstart", "workers.address=127.0.0.1:1"],
+        "command line: workers.address: no Ray cluster at '127.0.0.1:1'",
+    ),
     (["resume", "never"], "command line: never: no such sweep in runs and no such grid; sweeps: none"),
     (["status", "quickstart"], "runs/quickstart: no sweep here; start one with"),
     (["report", "quickstart"], "runs/quickstart: no sweep here; start one with"),
@@ -168,5 +172,5 @@ def test_sweep_yaml_says_what_was_run():
     sweep = read_sweep(launch.Path("runs/quickstart"))
     assert sweep.config["limit"] == 2
     assert sweep.environment == {"tiny-sdar": {"fake": 1}}
-    assert [cell.label for cell in sweep.cells][0] == "tiny-sdar · arith · control · T0 · s0"
+    assert sweep.cells[0].label == "tiny-sdar · arith · control · T0 · s0"
     assert json.dumps(sweep.config)
