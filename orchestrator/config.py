@@ -208,7 +208,7 @@ def _override(config: DictConfig, text: str) -> DictConfig:
 
 
 def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | None, source: Source) -> dict[str, Any]:
-    """The catalogue entry `name`: `base` or its file, with the changes made in the grid file and on the command line."""
+    """The catalogue entry `name`: `base` or its file, with the changes of the grid file and the command line."""
     path, changes = CONFIGS / section / f"{name}.yaml", config[section].get(name, OmegaConf.create({}))
     if not isinstance(changes, DictConfig):
         key, wrong = f"{section}.{name}", f"{changes!r} is the wrong type; key: value lines expected"

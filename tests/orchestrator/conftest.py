@@ -1,6 +1,7 @@
 """Shared by the orchestrator's tests: plans over the fake backend, and drivers that run them in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def drive(fakes: Fakes, folder: Path, *overrides: str, **options: Any) -> Outcom
     plan, said = plan_of(fakes, *overrides), options.pop("said", [])
     retry = options.pop("retry_failed", False)
     settings = {"mirror": NoMirror(), "view": Quiet(), "workers": 2, "clock": lambda: 100.0, **options}
-    make_executor: Callable[[], InlineExecutor] = lambda: InlineExecutor(fakes.make_worker)
-    settings.setdefault("make_executor", make_executor)
+    settings.setdefault("make_executor", partial(InlineExecutor, fakes.make_worker))
     with Ledger.write(folder, 0.0) as ledger:
         return Driver(plan, ledger, say=said.append, **settings).run(retry)
 

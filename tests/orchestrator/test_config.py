@@ -57,7 +57,7 @@ def test_a_wrong_override_is_one_line_saying_where_what_and_what_would_be_right(
 def test_a_wrong_grid_file_is_named(tmp_path, text, message):
     grid = tmp_path / "mine.yaml"
     grid.write_text(text)
-    with pytest.raises(UserError, match="mine.yaml") as raised:
+    with pytest.raises(UserError, match=r"mine\.yaml") as raised:
         load(str(grid))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
