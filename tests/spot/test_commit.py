@@ -1,0 +1,47 @@
+"""The step rule, by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spot.commit import choose, commit_least_surprising, surprise
+
+MASK = 3
+
+
+def test_token_is_the_argmax_without_the_mask_and_surprise_counts_the_mask_in():
+    logits = torch.tensor([[1.0, 2.0, 0.0, 9.0]])
+    token, r = choose(logits, MASK, 0.0, None)
+    assert token.tolist() == [1]
+    assert r.item() == pytest.approx(math.log(sum(math.exp(x) for x in (1, 2, 0, 9))) - 2)
+
+
+def test_ties_go_to_the_lowest_token_and_then_the_lowest_position():
+    token, r = choose(torch.tensor([[5.0, 5.0, 0.0, 0.0], [0.0, 5.0, 5.0, 0.0]]), MASK, 0.0, None)
+    assert token.tolist() == [0, 1]
+    assert commit_least_surprising(torch.tensor([[True, True]]), r[None]).item() == 0
+    assert commit_least_surprising(torch.tensor([[False, True]]), r[None]).item() == 1
+
+
+def test_noise_moves_the_token_and_the_confidence_is_the_tempered_softmax():
+    logits, gumbel = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0, 8.0, 0.0, 99.0]])
+    token, r = choose(logits, MASK, 0.5, gumbel)
+    assert token.item() == 1
+    assert r.item() == pytest.approx(math.log(math.exp(4) + 3))
+
+
+@given(st.floats(17.0, 60.0))
+def test_surprise_keeps_its_order_where_float32_probabilities_are_all_one(gap):
+    near, nearer = (torch.tensor([g, 0.0], dtype=torch.float32) for g in (gap, gap + 1.0))
+    index = torch.tensor([0])
+    assert torch.softmax(near, -1)[0] == torch.softmax(nearer, -1)[0] == 1.0
+    assert surprise(nearer, index) < surprise(near, index)
+    assert surprise(near, index).item() == pytest.approx(math.log1p(math.exp(-gap)), rel=1e-3)
+
+
+def test_half_precision_logits_are_decided_in_float32():
+    _, r = choose(torch.tensor([[20.0, 0.0, 0.0, 0.0]], dtype=torch.bfloat16), MASK, 0.0, None)
+    assert r.dtype == torch.float32 and 0 < r.item() < 1e-7
