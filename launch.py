@@ -39,6 +39,7 @@ from orchestrator.plan import (
     model_loads,
 )
 from orchestrator.progress import view
+from workers.work import DecodeSpec, MethodTask, SampleTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
 
@@ -210,6 +211,82 @@ def ui(
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
     print(" ".join(["mlflow", *command[3:]]), flush=True)
     os.execv(command[0], command)
+
+
+# ---- one prompt
+
+
+@app.command()
+def decode(
+    prompt: Annotated[str, typer.Argument(help="One user turn.")],
+    overrides: Overrides = None,
+    passes: Annotated[bool, typer.Option(help="Print a line a pass.")] = True,
+) -> None:
+    """Decode one prompt and show what every pass was offered and accepted. Takes the first value of every axis.
+
+    By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
+    """
+    one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
+    config, source = configs.load("quickstart", [*one, *(overrides or [])])
+    plan = make_plan(config, source, backend())
+    check_room(config, source)
+    from workers.single import narrate, summary
+    from workers.worker import Worker
+
+    cell = plan.grid.cells[-1]
+    drafter = None if cell.is_control else plan.drafters[cell.drafter]
+    worker = Worker(plan.models[cell.model])
+    spec = DecodeSpec(config.decode.gen_length, cell.temperature, cell.seed, config.decode.stop)
+    task = SampleTask("", plan.models[cell.model], "prompt", prompt, prompt, spec, None)
+    decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
+    for line in narrate(worker, decoding) if passes else ():
+        print(line)
+    print(worker.text(decoding.tokens))
+    print(summary(decoding), file=sys.stderr)
+
+
+# ---- training
+
+
+@app.command()
+def train_target(
+    out: Annotated[Path, typer.Option(help="The checkpoint folder.")] = Path("assets/tiny-sdar"),
+    overrides: Overrides = None,
+) -> None:
+    """Train the tiny target on arith, from scratch or from the last checkpoint in OUT/training."""
+    from spot.training.tiny_target import TrainSettings
+    from spot.training.tiny_target import train_target as train
+    from workers.tasks.arith import problem
+
+    def example(index: int) -> tuple[str, str]:
+        asked = problem(index, "train")
+        return asked.question, asked.answer
+
+    try:
+        train(example, out, configs.settings(TrainSettings(), overrides or []))
+    except ValueError as error:
+        raise UserError(COMMAND_LINE, "out", str(error)) from None
+
+
+@app.command()
+def train_drafter(
+    model: Annotated[str, typer.Option(help="The target, an entry of configs/model.")] = "tiny-sdar",
+    task: Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used.")] = "arith",
+    out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
+    prompts: Annotated[int, typer.Option(help="How many prompts to trace; a tenth is held out.")] = 1500,
+    overrides: Overrides = None,
+) -> None:
+    """Trace a target's draft-free decoding, train the order model on it, and print its held-out accuracy."""
+    from spot.training.order import OrderSettings
+    from workers.traces import train_drafter as train
+
+    chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]", f"task.{task}.split=train"]
+    config, source = configs.load("quickstart", [*chosen, f"task.{task}.size={prompts}"])
+    plan = make_plan(config, source, backend())
+    rows = plan.tasks[task].rows[:prompts]
+    settings = configs.settings(OrderSettings(), overrides or [])
+    for line in train(plan.models[model], task, rows, config.decode.gen_length, settings, out):
+        print(line, flush=True)
 
 
 def _folder(name: str, overrides: Sequence[str]) -> Path:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
+Settings = TypeVar("Settings")
 CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
 MODEL_KEYS = {"family": True, "path": True, "block_length": True, "revision": False, "dtype": False}  # key -> required
 
@@ -134,6 +135,14 @@ def load_stored(raw: dict[str, Any], file: Path, overrides: Sequence[str] = ()) 
     return _build(axes, shown(file), overrides, {section: raw.get(section, {}) for section in CATALOGUE})
 
 
+def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
+    """A flat settings dataclass with `key=value` overrides, checked like a grid's."""
+    merged = OmegaConf.structured(defaults)
+    for text in overrides:
+        merged = _override(merged, text)
+    return cast(Settings, OmegaConf.to_object(merged))
+
+
 def find_grid(grid: str) -> Path | None:
     """The file that `grid` names, or None."""
     for path in (CONFIGS / "grid" / f"{grid}.yaml", Path(grid)):
@@ -202,7 +211,7 @@ def _override(config: DictConfig, text: str) -> DictConfig:
         raise UserError(COMMAND_LINE, key, f"{text!r} is not YAML; quote it, or close its brackets") from None
     section, _, rest = key.partition(".")
     name = rest.partition(".")[0]
-    if section in CATALOGUE and name not in [*known(section), *config[section]]:
+    if section in CATALOGUE and section in config and name not in [*known(section), *config[section]]:
         raise unknown(COMMAND_LINE, key, section, name, [*known(section), *config[section]])
     return _merge(config, change, key, COMMAND_LINE)
 
@@ -275,15 +284,14 @@ def _explain(error: OmegaConfBaseException, config: Any, key: str, where: str) -
         return UserError(where, key, f"unknown key{_suggest(key.rpartition('.')[2], [str(k) for k in parent])}")
     said = re.search(r"(?:Value '|value: )(.*?)(?:' of|$)", str(error).splitlines()[0])
     value = f"{said.group(1)} is " if said else ""
-    return UserError(where, key, f"{value}the wrong type; {_expected(key)} expected")
+    return UserError(where, key, f"{value}the wrong type; {_expected(OmegaConf.get_type(config), key)} expected")
 
 
 KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
-def _expected(key: str) -> str:
-    """The type of `key` in words."""
-    hint: Any = Config
+def _expected(hint: Any, key: str) -> str:
+    """The type that the dataclass `hint` gives `key`, in words."""
     for part in key.split(".") if key else ():
         hint = get_type_hints(hint)[part] if is_dataclass(hint) else Any
     if get_origin(hint) is list:

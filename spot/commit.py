@@ -8,13 +8,13 @@ from torch.nn import functional as F
 def choose(logits: Tensor, mask_id: int, temperature: float, gumbel: Tensor | None) -> tuple[Tensor, Tensor]:
     """Token and surprise at every position.
 
-    `logits` [..., V], any float dtype; `gumbel` in the same shape, read only at T > 0. Returns tokens [...] int64 and
+    `logits` [..., V], any float dtype; `gumbel` in the same shape, None at T = 0. Returns tokens [...] int64 and
     surprise [...] = -log softmax(z)[token], float32 or wider, z = logits / T (logits at T = 0). The mask token is never
     chosen but stays in the normaliser. Ties go to the lowest token.
     """
     z = logits if logits.dtype == torch.float64 else logits.float()
     scores = z
-    if temperature > 0:
+    if gumbel is not None:
         z = z / temperature
         scores = z + gumbel.to(z.dtype)
     token = scores.index_fill(-1, torch.tensor(mask_id, device=z.device), -torch.inf).argmax(-1, keepdim=True)

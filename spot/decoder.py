@@ -65,7 +65,9 @@ class Watch(Protocol):
 class Stopwatch:
     """Adds the time since the last lap to a phase."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("prefill", "target", "draft", "rest"), 0.0))
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("prefill", "target", "draft", "rest"), 0.0)
+    )
     last: float = field(default_factory=time.perf_counter)
 
     def lap(self, phase: str) -> None:
@@ -153,7 +155,7 @@ def _decode_block(
 
 
 def usable(drafts: list[State], root: State, mask_id: int) -> list[State]:
-    """The distinct drafts that a pass can score: not the root again, and not full, since a full block has no next step."""
+    """The distinct drafts that a pass can score: not the root again, and not full: no step follows one."""
     return [draft for draft in dict.fromkeys(drafts) if draft != root and mask_id in draft]
 
 

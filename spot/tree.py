@@ -27,7 +27,7 @@ class Commits:
 
 
 def commit(state: State, position: int, token: int) -> State:
-    return state[:position] + (token,) + state[position + 1 :]
+    return (*state[:position], token, *state[position + 1 :])
 
 
 def grow(root: State, mask_id: int, budget: int, children: Children) -> list[State]:

@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, tor
 def explain_difference(
     control: Decoding, method: Decoding, again: Callable[[Watch], Decoding], method_again: Callable[[Watch], Decoding]
 ) -> str:
-    """ "numeric" where the first differing commit follows from logits that agree within the dtype's tolerance, else "bug".
+    """ "numeric" where the first commit to differ follows from logits within the dtype's tolerance, else "bug".
 
     `again` and `method_again` repeat the two decodings with a watch, since logits are not kept while decoding.
     """

@@ -1,29 +1,74 @@
-"""Collects draft-free traces on several processes, a safetensors shard each, for training an order model."""
+"""Collects draft-free traces on several processes, a safetensors shard each, and trains an order model on them."""
 
+import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
+import torch
+
 from spot.decoder import Settings
+from spot.order_model import save_order_model
+from spot.training.order import OrderSettings, accuracy, calibrate, train_order_model
 from spot.training.traces import Trace, collect, load_traces, save_traces
-from workers.worker import Worker
+from workers.tasks import Row
 from workers.work import ModelSpec
+from workers.worker import Worker
 
 SHARD = 50  # prompts
+HELD_OUT = 10  # one prompt in ten
 
 
-def collect_traces(model: ModelSpec, prompts: list[str], gen_length: int, folder: Path, processes: int) -> list[Trace]:
-    """The traces of `prompts` (user turns), in order. Shards already in `folder` are not collected again."""
+def train_drafter(
+    model: ModelSpec, task: str, rows: Sequence[Row], gen_length: int, settings: OrderSettings, out: Path
+) -> Iterator[str]:
+    """Trace, train, calibrate, write `out`; yields lines of progress and, last, the held-out accuracy.
+
+    Shards are kept beside `out` until it is written, so that an interrupted collection goes on where it stopped.
+    """
+    folder = out.with_suffix(f".traces-{model.revision}-{len(rows)}")
+    split = max(1, len(rows) // HELD_OUT)
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    prompts = [row.prompt for row in rows]
+    yield from _collect_all(model, prompts[:split], gen_length, folder / "held-out", cores)
+    yield from _collect_all(model, prompts[split:], gen_length, folder / "train", cores)
+    held_out, traces = _load_all(folder / "held-out"), _load_all(folder / "train")
+    yield f"{len(traces)} blocks to train on, {len(held_out)} held out"
+    lines: list[str] = []
+    order = train_order_model(traces, settings, lambda line: print(line, flush=True))
+    calibrate(order, held_out)
+    found = accuracy(order, held_out)
+    made_of = {"model": model.name, "revision": model.revision, "task": task, "prompts": len(rows)}
+    save_order_model(order, out, {**made_of, "settings": asdict(settings), "held_out_accuracy": found})
+    for file in folder.rglob("*.safetensors"):
+        file.unlink()
+    yield from [*lines, *accuracy_table(found)]
+
+
+def accuracy_table(found: dict[str, list[float]]) -> Iterator[str]:
+    """Next-commit accuracy by number of hypothetical commits, in percent."""
+    yield "held-out next-commit accuracy, % by number of hypothetical commits"
+    yield f"{'':18}" + "".join(f"{depth:6}" for depth in range(len(found["order_model"])))
+    for name, shares in found.items():
+        yield f"{name:18}" + "".join(f"{100 * share:6.1f}" for share in shares)
+
+
+def _collect_all(model: ModelSpec, prompts: list[str], gen_length: int, folder: Path, cores: int) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    shards = [prompts[first : first + SHARD] for first in range(0, len(prompts), SHARD)]
-    paths = [folder / f"{index:05d}.safetensors" for index in range(len(shards))]
-    missing = [(path, shard) for path, shard in zip(paths, shards, strict=True) if not path.exists()]
-    with ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=_start, initargs=(model, gen_length)
-    ) as pool:
-        for done, _ in enumerate(pool.map(_collect_shard, *zip(*missing, strict=True)) if missing else (), start=1):
-            print(f"traces: {done}/{len(missing)} shards", flush=True)
-    return [trace for path in paths for trace in load_traces(path)]
+    shards = [(folder / f"{i:05d}.safetensors", prompts[i : i + SHARD]) for i in range(0, len(prompts), SHARD)]
+    missing = [(path, shard) for path, shard in shards if not path.exists()]
+    if not missing:
+        return
+    with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_start, initargs=(model, gen_length)) as pool:
+        for done, _ in enumerate(pool.map(_collect_shard, *zip(*missing, strict=True)), start=1):
+            yield f"{folder.name} traces: {done}/{len(missing)} shards of {SHARD} prompts"
+
+
+def _load_all(folder: Path) -> list[Trace]:
+    return [trace for path in sorted(folder.glob("*.safetensors")) for trace in load_traces(path)]
 
 
 _worker: Worker
@@ -36,7 +81,6 @@ def _start(model: ModelSpec, gen_length: int) -> None:
 
 
 def _collect_shard(path: Path, prompts: list[str]) -> None:
-    partial_path = path.with_suffix(".partial")
     traces = collect(_worker.target, [_worker.prompt_ids(prompt) for prompt in prompts], _settings)
-    save_traces(traces, partial_path)
-    partial_path.rename(path)
+    save_traces(traces, path.with_suffix(".partial"))
+    path.with_suffix(".partial").rename(path)

@@ -55,18 +55,18 @@ class Worker:
         text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def decode(self, task: SampleTask, method: MethodTask, watch: Watch | None = None, **changes: int) -> Decoding:
-        """Decode `task`'s prompt with one method; `changes` replace fields of the decode settings."""
-        settings = {"gen_length": task.decode.gen_length, "temperature": task.decode.temperature} | changes
-        noise = Noise.keyed(task.decode.seed, task.task, task.row)
+    def decode(
+        self, task: SampleTask, method: MethodTask, watch: Watch | None = None, gen_length: int | None = None
+    ) -> Decoding:
+        """Decode `task`'s prompt with one method, to `gen_length` tokens if that is given."""
+        asked = task.decode
+        settings = Settings(gen_length or asked.gen_length, asked.temperature, asked.stop)
+        noise = Noise.keyed(asked.seed, task.task, task.row)
         drafter = self._drafter(method.drafter) if method.drafter else None
-        ids = self.prompt_ids(task.prompt)
-        return decode(
-            self.target, ids, Settings(stop=task.decode.stop, **settings), noise, drafter, method.budget, watch
-        )
+        return decode(self.target, self.prompt_ids(task.prompt), settings, noise, drafter, method.budget, watch)
 
-    def text(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+    def text(self, tokens: list[int], special: bool = False) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=not special)
 
     def _attempt(self, task: SampleTask, method: MethodTask) -> "_Outcome":
         started = time.time()
@@ -83,7 +83,7 @@ class Worker:
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         if spec not in self._drafters:
-            checkpoint = locate(spec.checkpoint) if spec.checkpoint else None
+            checkpoint = Path(locate(spec.checkpoint)) if spec.checkpoint else None
             self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
         return self._drafters[spec]
 
@@ -125,7 +125,10 @@ class Worker:
     def _explain(self, task: SampleTask, method: MethodTask, decoding: Decoding, control: Decoding) -> str:
         free = MethodTask("", None, 0)
         return explain_difference(
-            control, decoding, lambda watch: self.decode(task, free, watch), lambda watch: self.decode(task, method, watch)
+            control,
+            decoding,
+            lambda watch: self.decode(task, free, watch),
+            lambda watch: self.decode(task, method, watch),
         )
 
 

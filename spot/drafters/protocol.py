@@ -17,7 +17,7 @@ TABLE_WIDTH = 32
 class StaleTable:
     """The target's distributions in the pass before: the top 32 a position, temperature 1, best first.
 
-    log_probs [B, 32] float32, indices [B, 32] int64, both zero where `masked` [B] is False (the position was committed).
+    log_probs [B, 32] float32, indices [B, 32] int64, both zero where `masked` [B] is False (committed).
     The best entry keeps its digits near probability one; the mask token is left out but counts in the normaliser.
     """
 

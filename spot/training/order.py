@@ -1,6 +1,6 @@
 """Trains the order model: cross-entropy on the next committed position after k further commits (paper, section 4.2).
 
-    python launch.py train-drafter --model tiny-sdar --task arith --out assets/tiny-spot.safetensors
+python launch.py train-drafter --model tiny-sdar --task arith --out assets/tiny-spot.safetensors
 """
 
 import math
@@ -45,7 +45,7 @@ class Examples:
 
 
 class TraceSet:
-    """Traces stacked for random access: `tables` [S, B, 32], `masks` [S, B], `order` [S]; `left` commits that follow."""
+    """Traces end to end: `tables` [S, B, 32], `masks` [S, B], `order` [S]; `left` [S] counts commits that follow."""
 
     def __init__(self, traces: list[Trace]) -> None:
         self.tables = torch.cat([trace.log_probs for trace in traces])
@@ -57,7 +57,12 @@ class TraceSet:
         """The questions asked of tables `table` [N] after one commit and `depth` [N] hypothetical ones."""
         root = self.masks[table + 1]
         return Examples(
-            self.tables[table], self.masks[table], root, self.masks[table + 1 + depth], self.order[table + 1 + depth], depth
+            self.tables[table],
+            self.masks[table],
+            root,
+            self.masks[table + 1 + depth],
+            self.order[table + 1 + depth],
+            depth,
         )
 
     def sample(self, size: int, generator: torch.Generator) -> Examples:

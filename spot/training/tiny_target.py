@@ -135,8 +135,9 @@ class Batch:
 
 def _batch(example: Example, tokenizer: PreTrainedTokenizerFast, settings: TrainSettings, step: int) -> Batch:
     first, size = step // POOL * POOL * settings.batch_size, POOL * settings.batch_size
-    pool = sorted((_encode(example, tokenizer, first + i) for i in range(size)), key=lambda pair: len(sum(pair, [])))
-    pool = pool[step % POOL * settings.batch_size :][: settings.batch_size]
+    encoded = [_encode(example, tokenizer, first + i) for i in range(size)]
+    by_length = sorted(encoded, key=lambda pair: len(pair[0]) + len(pair[1]))
+    pool = by_length[step % POOL * settings.batch_size :][: settings.batch_size]
     block = settings.block_length
     length = _round_up(max(len(prompt) + len(answer) for prompt, answer in pool), block)
     first = min(len(prompt) for prompt, _ in pool) // block * block
@@ -236,7 +237,8 @@ def _restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, s
         header = file.metadata()
     if json.loads(header["settings"]) != asdict(settings):
         raise ValueError(f"{path}: made with other settings; remove it to start over")
-    weights, slots = {}, {}
+    weights: dict[str, Tensor] = {}
+    slots: dict[int, dict[str, Tensor]] = {}
     for name, value in load_file(path).items():
         kind, rest = name.split("/", 1)
         if kind == "model":
@@ -268,4 +270,8 @@ def published_config(config: Qwen3Config) -> dict:
         "block_size mask_token_id"
     )
     fixed = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "torch_dtype": "float32"}
-    return fixed | {name: getattr(config, name) for name in names.split()} | {"rope_theta": config.rope_parameters["rope_theta"]}
+    return (
+        fixed
+        | {name: getattr(config, name) for name in names.split()}
+        | {"rope_theta": config.rope_parameters["rope_theta"]}
+    )

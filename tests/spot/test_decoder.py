@@ -119,4 +119,6 @@ def test_a_pass_with_many_nodes_gives_each_node_the_logits_it_has_alone():
     nodes = torch.randint(0, 150, (5, 8), generator=torch.Generator().manual_seed(0))
     target.prefill(list(range(24)))
     together = target(nodes)
-    assert all(torch.allclose(target(node[None])[0], row, atol=1e-12) for node, row in zip(nodes, together, strict=True))
+    assert all(
+        torch.allclose(target(node[None])[0], row, atol=1e-12) for node, row in zip(nodes, together, strict=True)
+    )

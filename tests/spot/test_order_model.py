@@ -68,6 +68,8 @@ def test_a_checkpoint_carries_its_provenance_and_loads_without_pickle(tmp_path):
     save_order_model(MODEL, path, {"target": "tiny", "accuracy": [0.7]})
     assert provenance(path) == {"target": "tiny", "accuracy": [0.7]}
     loaded = load_order_model(path)
-    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), MODEL.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), MODEL.state_dict().values(), strict=True)
+    )
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["spot"])["target"] == "tiny"

@@ -62,7 +62,9 @@ def test_expanding_ahead_of_turn_changes_the_calls_and_not_the_tree(monkeypatch,
         monkeypatch.setattr(tree, "FRONTIER", frontier)
         calls = []
         inner = random_children(4)
-        trees.append(grow(root, MASK, budget, lambda states, calls=calls, inner=inner: (calls.append(1), inner(states))[1]))
+        trees.append(
+            grow(root, MASK, budget, lambda states, calls=calls, inner=inner: (calls.append(1), inner(states))[1])
+        )
         counted[frontier] = len(calls)
     assert trees[0] == trees[1] == trees[2]
     assert counted[8] <= counted[3] <= counted[1]

@@ -1,4 +1,4 @@
-"""One file a task: `rows(**options)` gives the data set, `score(row, text)` a verdict, `SCORER` names the rules' version.
+"""One file a task: `rows(**options)` gives the data, `score(row, text)` a verdict, `SCORER` names the rules.
 
 A user's task is one such file here and one YAML in configs/task/.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One question. `prompt` is the user's turn, before the target's chat template; `reference` the data's own answer."""
+    """One question. `prompt` is the user's turn, before the chat template; `reference` the data's own answer."""
 
     id: str
     prompt: str

@@ -11,13 +11,15 @@ INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\
 
 
 def rows(
-    path: str | None = None, hub: str = "openai/gsm8k", config: str = "main", split: str = "test", revision: str = "main"
+    path: str | None = None,
+    hub: str = "openai/gsm8k",
+    config: str = "main",
+    split: str = "test",
+    revision: str = "main",
 ) -> list[Row]:
     """The questions in the data set's order, from a local JSON-lines file if `path` is given, else from the hub."""
     records = _read_lines(Path(path)) if path else _read_hub(hub, config, split, revision)
-    return [
-        Row(str(index), record["question"] + INSTRUCTION, record["answer"]) for index, record in enumerate(records)
-    ]
+    return [Row(str(index), record["question"] + INSTRUCTION, record["answer"]) for index, record in enumerate(records)]
 
 
 def score(row: Row, text: str) -> Score:

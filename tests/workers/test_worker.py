@@ -1,0 +1,140 @@
+"""A worker on the bundled tiny target: pairs, records, failures."""
+
+from dataclasses import replace
+
+import pytest
+
+from workers.tasks import load_task
+from workers.work import DecodeSpec, DrafterSpec, MethodTask, SampleTask
+from workers.worker import Worker, environment, resolve_drafter, resolve_model
+
+MODEL = resolve_model("tiny-sdar", {"family": "sdar", "path": "assets/tiny-sdar", "block_length": 32})
+SPOT = resolve_drafter("spot", {"checkpoint": "assets/tiny-spot.safetensors"})
+STALE = resolve_drafter("stale", {})
+ROW = load_task("arith", {"size": 1}).rows[0]
+TASK = SampleTask(
+    sweep="s",
+    model=MODEL,
+    task="arith",
+    row=ROW.id,
+    prompt=ROW.prompt,
+    decode=DecodeSpec(128, 0.0, 0),
+    control=MethodTask("control", None, 0),
+    methods=(MethodTask("spot-8", SPOT, 8), MethodTask("stale-8", STALE, 8)),
+)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    return Worker(MODEL)
+
+
+@pytest.fixture(scope="module")
+def records(worker):
+    return {record["cell"]: record for record in worker.run(TASK)}
+
+
+def test_every_pending_cell_gets_one_record(records):
+    assert list(records) == ["control", "spot-8", "stale-8"]
+    assert all(record["status"] == "ok" and record["row"] == ROW.id for record in records.values())
+
+
+def test_a_method_is_paired_with_the_control_of_its_own_run(records):
+    control = records["control"]
+    for record in records.values():
+        assert record["control_nfe"] == control["nfe"]
+        assert record["control_seconds"] == pytest.approx(sum(control["seconds"].values()))
+        assert record["control_sha"] == control["text_sha"]
+
+
+def test_a_text_is_written_once(records):
+    assert records["control"]["text"].startswith("Step 1: ")
+    for cell in ("spot-8", "stale-8"):
+        assert records[cell]["identical"] and records[cell]["text"] is None and records[cell]["tokens"] is None
+        assert records[cell]["text_sha"] == records["control"]["text_sha"]
+
+
+def test_passes_and_acceptances_add_up_to_the_commits(records):
+    for record in records.values():
+        assert record["nfe"] + record["accepted"] == record["steps"]
+        assert sum(record["accepted_by_depth"]) == record["accepted"]
+        assert record["drafted_passes"] <= record["nfe"]
+    assert records["control"]["drafted"] == 0
+    assert records["spot-8"]["nfe"] < records["stale-8"]["nfe"] < records["control"]["nfe"]
+
+
+@pytest.mark.parametrize("cell", ["control", "spot-8"])
+def test_recorded_passes_are_all_the_forwards_of_the_target(worker, records, cell):
+    method = {"control": MethodTask("control", None, 0), "spot-8": MethodTask("spot-8", SPOT, 8)}[cell]
+    forwards = []
+    handle = worker.target.register_forward_hook(lambda *_: forwards.append(1))
+    worker.decode(TASK, method)
+    handle.remove()
+    assert records[cell]["nfe"] + records[cell]["cache_passes"] == len(forwards)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5])
+def test_the_order_of_methods_changes_nothing_but_the_clock(worker, records, turn):
+    for record in worker.run(replace(TASK, turn=turn)):
+        before = records[record["cell"]]
+        timed = {"seconds", "control_seconds", "started", "finished"}
+        assert {k: v for k, v in record.items() if k not in timed} == {
+            k: v for k, v in before.items() if k not in timed
+        }
+
+
+def test_a_control_that_is_recorded_already_is_decoded_for_its_pair_and_not_recorded_again(worker, records):
+    again = worker.run(replace(TASK, control=None, methods=TASK.methods[:1]))
+    assert [record["cell"] for record in again] == ["spot-8"]
+    assert again[0]["control_nfe"] == records["control"]["nfe"]
+
+
+def test_a_method_that_raises_fails_alone(worker):
+    broken = MethodTask("broken", DrafterSpec("broken", "spot", "assets/nowhere.safetensors"), 8, attempt=2)
+    control, bad, good = worker.run(replace(TASK, methods=(broken, TASK.methods[1])))
+    assert (control["status"], bad["status"], good["status"]) == ("ok", "failed", "ok")
+    assert bad["attempt"] == 2 and "nowhere.safetensors" in bad["error"] and "\n" not in bad["error"]
+
+
+def test_float64_is_identical_without_exception():
+    worker = Worker(replace(MODEL, dtype="float64"))
+    for temperature in (0.0, 1.0):
+        task = replace(TASK, decode=DecodeSpec(128, temperature, 3))
+        methods = tuple(MethodTask(f"{d.name}-{b}", d, b) for d in (SPOT, STALE) for b in (4, 8, 20))
+        assert all(record["identical"] for record in worker.run(replace(task, methods=methods)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "assets/nowhere"}, "path: "),
+        ({"family": "sdra"}, "family: no family 'sdra'"),
+        ({"dtype": "float31"}, "dtype: no dtype 'float31'"),
+    ],
+)
+def test_a_wrong_model_is_one_line_and_loads_nothing(options, message):
+    good = {"family": "sdar", "path": "assets/tiny-sdar", "block_length": 32}
+    with pytest.raises(ValueError, match=message):
+        resolve_model("m", good | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "spott"}, "no drafter 'spott'; there are spot, stale"),
+        ({"checkpoint": None}, "checkpoint: spot needs one"),
+        ({"checkpoint": "assets/nowhere"}, "checkpoint: no file assets/nowhere"),
+        (
+            {"checkpoint": "assets/tiny-spot.safetensors", "tokgat": 1},
+            "tokgat: spot has no such option; it has tokgate",
+        ),
+    ],
+)
+def test_a_wrong_drafter_is_one_line(options, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_drafter("spot", options)
+
+
+def test_the_environment_names_the_versions_that_decide_the_numbers():
+    found = environment(MODEL)
+    assert {"python", "torch", "transformers", "device", "threads"} <= found.keys()
