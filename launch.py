@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator import config as configs
-from orchestrator.config import COMMAND_LINE, Config, Source
+from orchestrator.config import COMMAND_LINE, Config, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import UserError
 from orchestrator.executors import Executor, InlineExecutor, RayExecutor, check_room, wanted_workers
@@ -165,9 +165,10 @@ def _mirror(sweep: Sweep) -> Mirror:
     uri = sweep.config["mlflow"]
     if uri is None:
         return NoMirror()
+    from dashboards.report import write_report
     from orchestrator import tracking
 
-    return tracking.Mirror(uri, sweep)
+    return tracking.Mirror(uri, sweep, write_report)
 
 
 # ---- looking at a sweep
@@ -197,6 +198,19 @@ def report(name: SweepName, overrides: Overrides = None) -> None:
     folder = _folder(name, overrides or [])
     read_sweep(folder)
     _print_results(Console(), folder)
+
+
+@app.command()
+def sync(name: SweepName, overrides: Overrides = None) -> None:
+    """Bring MLflow to what the ledger says, for a sweep that ran while MLflow was away. Not while a driver is at work."""
+    from dashboards.report import write_report
+    from orchestrator import tracking
+
+    folder = _folder(name, overrides or [])
+    uri = read_sweep(folder).config["mlflow"]
+    if uri is None:
+        raise UserError(shown(folder / "sweep.yaml"), "mlflow", "this sweep keeps no MLflow store")
+    tracking.rebuild(uri, folder, write_report)
 
 
 @app.command()

@@ -93,7 +93,7 @@ class Mirror:
         """The border: whatever goes wrong between here and MLflow, decoding goes on and the ledger has it all."""
         try:
             action(*arguments)
-        except Exception as failure:  # noqa: BLE001
+        except Exception as failure:
             self.behind, self._runs = True, None
             self._retry_at = self._clock() + RETRY_SECONDS
             self.error = f"{type(failure).__name__}: {failure}".partition("\n")[0]
