@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.config import ROOT, Config, Source, Workers
+from orchestrator.errors import UserError
 from orchestrator.ledger import Record
 from orchestrator.plan import Worker
 from workers.work import ModelSpec, SampleTask
@@ -221,13 +222,17 @@ def connect(workers: Workers, count: int) -> None:
     if workers.address is not None:
         ray.init(address=workers.address, **quiet)
         return
-    ray.init(
-        address="local",
-        num_cpus=count * workers.threads,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **quiet,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=count * workers.threads,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **quiet,
+        )
+    except Exception as error:  # Ray raises a bare Exception where a busy machine starts it too slowly
+        wrong = f"Ray did not start here ({one_line(error)}); try again, or workers.executor=inline"
+        raise UserError("", "workers.executor", wrong) from None
 
 
 def _reason(error: Exception) -> str:
