@@ -202,7 +202,7 @@ def report(name: SweepName, overrides: Overrides = None) -> None:
 
 @app.command()
 def sync(name: SweepName, overrides: Overrides = None) -> None:
-    """Bring MLflow to what the ledger says, for a sweep that ran while MLflow was away. Not while a driver is at work."""
+    """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work."""
     from dashboards.report import write_report
     from orchestrator import tracking
 

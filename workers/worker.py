@@ -105,11 +105,12 @@ class Worker:
             error = outcome.error or f"its control failed: {control.error}"
             return record | {"status": "failed", "error": error}
         identical = outcome.decoding.tokens == control.decoding.tokens
+        is_repeat = identical and method.drafter is not None and task.control is not None
         return (
             record
             | {"status": "ok", "error": None, "identical": identical}
             | {"difference": None if identical else self._explain(task, method, outcome.decoding, control.decoding)}
-            | self._text_fields(outcome.decoding, control.decoding, method.drafter is not None and identical)
+            | self._text_fields(outcome.decoding, control.decoding, is_repeat)
             | _measures(outcome.decoding, control.decoding)
         )
 
@@ -171,9 +172,9 @@ def text_sha(text: str) -> str:
 
 
 def locate(path: str) -> str:
-    """A path as it stands, or under the project's root where that exists; hub ids pass through."""
+    """A path as it stands, or under the project's root if its folder is there; hub ids pass through."""
     inside = PROJECT / path
-    return str(inside) if not Path(path).exists() and inside.exists() else path
+    return str(inside) if not Path(path).exists() and inside.parent.is_dir() else path
 
 
 def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
