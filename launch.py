@@ -295,7 +295,9 @@ def train_drafter(
     from workers.traces import train_drafter as train
 
     chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]", f"task.{task}.split=train"]
-    config, source = configs.load("quickstart", [*chosen, f"task.{task}.size={prompts}"])
+    config, source = configs.load("quickstart", chosen)
+    if "size" in config.task[task]:  # a generated data set is as large as it is asked to be
+        config, source = configs.load("quickstart", [*chosen, f"task.{task}.size={prompts}"])
     plan = make_plan(config, source, backend())
     rows = plan.tasks[task].rows[:prompts]
     settings = configs.settings(OrderSettings(), overrides or [])

@@ -1,0 +1,131 @@
+"""Training: what is trained is what is decoded, an interrupted run ends as an uninterrupted one, traces are true."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spot import targets
+from spot.decoder import Settings, decode
+from spot.noise import Noise
+from spot.training import tiny_target
+from spot.training.order import OrderSettings, TraceSet, accuracy, calibrate, train_order_model
+from spot.training.tiny_target import TrainSettings, block_diffusion_mask, train_target
+from spot.training.traces import collect, load_traces, save_traces
+from tests.spot.support import golden_target
+from workers.tasks.arith import problem
+
+SMALL = TrainSettings(steps=8, batch_size=4, hidden_size=32, intermediate_size=48, layers=2)
+
+
+def example(index: int) -> tuple[str, str]:
+    asked = problem(index, "train")
+    return asked.question, asked.answer
+
+
+def quiet(line: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    train_target(example, folder, SMALL, quiet)
+    return folder
+
+
+def test_a_noisy_block_sees_the_clean_blocks_before_it_and_itself():
+    """Two blocks of 2 clean, then two noisy copies of the second block."""
+    rows = block_diffusion_mask(clean_length=4, first=2, length=4, copies=2, block=2).int().tolist()
+    clean = [[1, 1, 0, 0, 0, 0, 0, 0]] * 2 + [[1, 1, 1, 1, 0, 0, 0, 0]] * 2
+    assert rows == [*clean, *[[1, 1, 0, 0, 1, 1, 0, 0]] * 2, *[[1, 1, 0, 0, 0, 0, 1, 1]] * 2]
+
+
+def test_the_packed_training_pass_gives_the_logits_that_decoding_gives(small):
+    target = targets.load("sdar", small, 32, torch.float64, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.randint(4, 300, (96,), generator=generator)
+    noisy = torch.where(torch.rand(64, generator=generator) < 0.5, target.config.mask_id, clean[32:])
+    visible = block_diffusion_mask(clean_length=64, first=32, length=96, copies=1, block=32)
+    bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)[None, None]
+    positions = torch.cat([torch.arange(64), torch.arange(32, 96)])[None]
+    packed = target.model.model(
+        input_ids=torch.cat([clean[:64], noisy])[None], attention_mask=bias, position_ids=positions, use_cache=False
+    )
+    trained = target.model.lm_head(packed.last_hidden_state[0, 64:])
+    target.prefill(clean[:32].tolist())
+    first = target(noisy[None, :32])
+    target.advance(clean[32:64])
+    second = target(noisy[None, 32:])
+    assert torch.allclose(trained, torch.cat([first[0], second[0]]), atol=1e-10)
+
+
+def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_target, "CHECKPOINT_EVERY", 4)
+
+    def crashing(index: int) -> tuple[str, str]:
+        if 4 * SMALL.batch_size <= index < 2000 and (tmp_path / "training").exists():
+            raise KeyboardInterrupt
+        return example(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_target(crashing, tmp_path, SMALL, quiet)
+    assert not (tmp_path / "model.safetensors").exists()
+    train_target(example, tmp_path, SMALL, quiet)
+    whole, resumed = (load_file(folder / "model.safetensors") for folder in (small, tmp_path))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_training_state_of_other_settings_is_not_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_target, "CHECKPOINT_EVERY", 4)
+    train_target(example, tmp_path, replace(SMALL, steps=4), quiet)
+    with pytest.raises(ValueError, match="made with other settings"):
+        train_target(example, tmp_path, SMALL, quiet)
+
+
+def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
+    """The command's own settings for 150 steps; the bundled target is 5,000."""
+    torch.set_num_threads(2)
+    said: list[str] = []
+    train_target(example, tmp_path, TrainSettings(steps=150), said.append)
+    torch.set_num_threads(1)
+    losses = [float(line.split()[-1]) for line in said]
+    assert losses[-1] < 1.6 < losses[0]
+    target = targets.load("sdar", tmp_path, 32, torch.float32, "cpu")
+    assert sum(file.stat().st_size for file in tmp_path.glob("*")) < 6 * 2**20
+    assert decode(target, list(range(40)), Settings(32), Noise(0)).nfe == 56
+
+
+def test_a_trace_is_what_the_target_saw_and_did(tmp_path):
+    target, prompts = golden_target(8), [[1, 2, 3], list(range(20))]
+    traces = collect(target, prompts, Settings(24, stop="length"))
+    commits = [c for prompt in prompts for c in decode(target, prompt, Settings(24, stop="length"), Noise(0)).commits]
+    assert [position % 8 for position, _ in commits] == torch.cat([trace.order for trace in traces]).tolist()
+    for trace in traces:
+        assert trace.masked.sum(-1).tolist() == list(range(len(trace.order), 0, -1))
+        confident = trace.log_probs[..., 0].masked_fill(~trace.masked, -torch.inf).argmax(-1)
+        assert torch.equal(confident, trace.order)  # at T = 0 the fresh order is the commit order
+    save_traces(traces, tmp_path / "t.safetensors")
+    loaded = load_traces(tmp_path / "t.safetensors")
+    assert all(
+        torch.equal(a.log_probs, b.log_probs) and a.block == b.block for a, b in zip(traces, loaded, strict=True)
+    )
+
+
+def test_questions_asked_of_traces_hide_what_was_committed_after_the_table():
+    traces = collect(golden_target(8), [list(range(8))], Settings(16, stop="length"))
+    asked = TraceSet(traces).every(depth=2)
+    assert len(asked.label) == 2 * (8 - 3)
+    newly = asked.table_masked & ~asked.root_masked
+    assert (newly.sum(-1) == 1).all() and ((asked.root_masked & ~asked.masked).sum(-1) == 2).all()
+    assert asked.masked.gather(1, asked.label[:, None]).all()
+
+
+def test_a_trained_order_model_predicts_commits_better_than_the_stale_order():
+    """On traces whose order is left to right, which the stale table of a random target does not show."""
+    traces = collect(golden_target(8), [[i] * 8 for i in range(24)], Settings(32, stop="length"))
+    ordered = [replace(t, order=torch.arange(8), masked=torch.ones(8, 8, dtype=torch.bool).triu()) for t in traces]
+    model = train_order_model(ordered[8:], OrderSettings(steps=40, batch_size=64, warmup=5), quiet)
+    calibrate(model, ordered[:8])
+    found = accuracy(model, ordered[:8])
+    assert found["order_model"][0] > 0.9 > found["stale_confidence"][0]
