@@ -1,6 +1,7 @@
 """Collects draft-free traces on several processes, a safetensors shard each, and trains an order model on them."""
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -37,15 +38,13 @@ def train_drafter(
     yield from _collect_all(model, prompts[split:], gen_length, folder / "train", cores)
     held_out, traces = _load_all(folder / "held-out"), _load_all(folder / "train")
     yield f"{len(traces)} blocks to train on, {len(held_out)} held out"
-    lines: list[str] = []
     order = train_order_model(traces, settings, lambda line: print(line, flush=True))
     calibrate(order, held_out)
     found = accuracy(order, held_out)
     made_of = {"model": model.name, "revision": model.revision, "task": task, "prompts": len(rows)}
     save_order_model(order, out, {**made_of, "settings": asdict(settings), "held_out_accuracy": found})
-    for file in folder.rglob("*.safetensors"):
-        file.unlink()
-    yield from [*lines, *accuracy_table(found)]
+    shutil.rmtree(folder)
+    yield from accuracy_table(found)
 
 
 def accuracy_table(found: dict[str, list[float]]) -> Iterator[str]:
