@@ -8,23 +8,25 @@ Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mi
 """
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator import config as configs
-from orchestrator.config import COMMAND_LINE, Config, Source, shown
+from orchestrator.config import COMMAND_LINE, ROOT, Config, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import UserError
-from orchestrator.executors import Executor, InlineExecutor, RayExecutor, check_room, wanted_workers
+from orchestrator.executors import Executor, InlineExecutor, RayExecutor, check_room, one_line, wanted_workers
 from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
 from orchestrator.plan import (
     Backend,
@@ -88,9 +90,9 @@ def resume(
 ) -> None:
     """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
     folder = _folder(name, overrides or [])
-    sweep = read_sweep(folder)
-    config, source = configs.load_stored(sweep.config, folder / "sweep.yaml", overrides or [])
-    config = replace(config, store=str(folder.parent), name=folder.name)  # a store may have been moved
+    stored = configs.relocated(read_sweep(folder).config, folder)
+    changes = [text for text in overrides or [] if not text.startswith("store=")]  # which found the folder
+    config, source = configs.load_stored(stored, folder / "sweep.yaml", changes)
     raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed))
 
 
@@ -113,7 +115,7 @@ def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) ->
             f"about {model_loads(found, results, workers)} model loads by {workers} workers, "
             f"at most {estimated_passes(found, results):,} target passes"
         )
-    console.print(f"[dim]{config.folder}[/]")
+    console.print(f"[dim]{escape(str(config.folder))}[/]")
 
 
 def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
@@ -125,7 +127,7 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
     try:
         outcome = _drive(console, plan, workers, count, retry_failed)
     except KeyboardInterrupt:
-        print(f"stopped; go on with: python launch.py resume {config.name}", file=sys.stderr)
+        print(f"stopped; go on with: {_command('resume', config.folder)}", file=sys.stderr)
         return 130
     _print_outcome(console, outcome, config)
     return outcome.exit_code
@@ -134,10 +136,15 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
 def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool) -> Outcome:
     config = plan.config
     with Ledger.write(config.folder, time.time()) as ledger:
-        mirror = _mirror(_amend(console, plan, workers))
-        with view(console) as shown:
-            make_executor = partial(_executor, config, workers, count)
-            return Driver(plan, ledger, make_executor, count, mirror, shown, console.print).run(retry_failed)
+        mirror, say = _mirror(_amend(console, plan, workers)), partial(_print, console)
+        try:
+            with view(console) as shown:
+                make_executor = partial(_executor, config, workers, count)
+                return Driver(plan, ledger, make_executor, count, mirror, shown, say).run(retry_failed)
+        finally:
+            if mirror.behind:
+                why = mirror.error or "it did not answer in time"
+                say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
 
 
 def _amend(console: Console, plan: Plan, workers: Backend) -> Sweep:
@@ -177,7 +184,7 @@ def _mirror(sweep: Sweep) -> Mirror:
 @app.command()
 def status(name: SweepName, overrides: Overrides = None) -> None:
     """How far a sweep is, read from its ledger: works with or without a driver, starts nothing."""
-    folder = _folder(name, overrides or [])
+    folder = _viewed(name, overrides)
     sweep, console = read_sweep(folder), Console()
     ledger = Ledger(folder)
     states = [cell_state(cell, sweep.rows[cell.key], ledger.results()) for cell in sweep.cells]
@@ -189,13 +196,13 @@ def status(name: SweepName, overrides: Overrides = None) -> None:
         + (f"a driver is at work ({running})" if running else "no driver is running")
     )
     for (_, row), record in _failed(sweep, ledger):
-        console.print(f"[red]failed[/] {record['label']}, row {row}: {record['error']}", highlight=False)
+        _print(console, f"{record['label']}, row {row}: {record['error']}", "[red]failed[/] ")
 
 
 @app.command()
 def report(name: SweepName, overrides: Overrides = None) -> None:
     """Print the result table and write the HTML report."""
-    folder = _folder(name, overrides or [])
+    folder = _viewed(name, overrides)
     read_sweep(folder)
     _print_results(Console(), folder)
 
@@ -206,25 +213,39 @@ def sync(name: SweepName, overrides: Overrides = None) -> None:
     from dashboards.report import write_report
     from orchestrator import tracking
 
-    folder = _folder(name, overrides or [])
-    uri = read_sweep(folder).config["mlflow"]
-    if uri is None:
-        raise UserError(shown(folder / "sweep.yaml"), "mlflow", "this sweep keeps no MLflow store")
-    tracking.rebuild(uri, folder, write_report)
+    folder = _viewed(name, overrides)
+    uri = _mlflow(read_sweep(folder))
+    if driver := holder(folder):
+        raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
+    try:
+        tracking.rebuild(uri, folder, write_report)
+    except UserError:
+        raise
+    except Exception as error:  # whatever MLflow and its database make of it
+        raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
 
 
 @app.command()
 def ui(
-    grid: Annotated[str | None, typer.Argument(metavar="GRID", help="Whose MLflow store to show.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sweep, or grid, whose store to show.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Browse the results in MLflow's own interface."""
-    uri = configs.load(grid, overrides or [])[0].mlflow if grid else f"sqlite:///{Config.store}/mlflow.db"
-    if uri is None:
-        raise UserError(COMMAND_LINE, "mlflow", "this grid keeps no MLflow store (mlflow: null)")
+    uri = _store_of(name, overrides or []) if name else f"sqlite:///{Config.store}/mlflow.db"
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
     print(" ".join(["mlflow", *command[3:]]), flush=True)
     os.execv(command[0], command)
+
+
+def _store_of(name: str, overrides: Sequence[str]) -> str:
+    """The MLflow store of the sweep `name`, or the one that the grid `name` would write to."""
+    folder = _folder(name, overrides)
+    if (folder / "sweep.yaml").is_file():
+        return _mlflow(read_sweep(_viewed(name, overrides)))
+    uri = configs.load(name, overrides)[0].mlflow
+    if uri is None:
+        raise UserError(COMMAND_LINE, "mlflow", "this grid keeps no MLflow store (mlflow: null)")
+    return uri
 
 
 # ---- one prompt
@@ -306,18 +327,33 @@ def train_drafter(
 
 
 def _folder(name: str, overrides: Sequence[str]) -> Path:
-    """The folder of sweep `name`: what the grid of that name writes to, a folder, or a sweep in the store."""
+    """The folder of sweep `name`: a folder, a sweep in the store, or else what the grid of that name writes to."""
+    stores = [text for text in overrides if text.startswith("store=")]
+    store = Path(stores[-1].removeprefix("store=") if stores else Config.store)
+    for folder in (Path(name), store / name):
+        if (folder / "sweep.yaml").is_file():
+            return folder if folder.name else folder.resolve()
     if configs.find_grid(name) is not None:
-        return configs.load(name, overrides)[0].folder
-    if (Path(name) / "sweep.yaml").is_file():
-        return Path(name)
-    store = Path(dict(text.split("=", 1) for text in overrides if "=" in text).get("store", Config.store))
-    if not (store / name / "sweep.yaml").is_file():
-        sweeps = sorted(path.parent.name for path in store.glob("*/sweep.yaml"))
-        raise UserError(
-            COMMAND_LINE, name, f"no such sweep in {store} and no such grid; sweeps: {configs.listed(sweeps)}"
-        )
-    return store / name
+        return configs.load(name, stores)[0].folder
+    sweeps = sorted(path.parent.name for path in store.glob("*/sweep.yaml"))
+    wrong = f"no such sweep in {store} and no such grid; sweeps: {configs.listed(sweeps)}"
+    raise UserError(COMMAND_LINE, name, wrong)
+
+
+def _viewed(name: str, overrides: Sequence[str] | None) -> Path:
+    """The folder of a sweep that is only looked at: no override but store= means anything."""
+    for text in overrides or []:
+        if not text.startswith("store="):
+            raise UserError(COMMAND_LINE, text.partition("=")[0], "only store= says anything about a sweep that exists")
+    return _folder(name, overrides or [])
+
+
+def _mlflow(sweep: Sweep) -> str:
+    """The address of the sweep's MLflow store."""
+    uri: str | None = configs.relocated(sweep.config, sweep.folder)["mlflow"]
+    if uri is None:
+        raise UserError(shown(sweep.folder / "sweep.yaml"), "mlflow", "this sweep keeps no MLflow store (mlflow: null)")
+    return uri
 
 
 # ---- printing
@@ -334,7 +370,7 @@ def _states_table(states: Sequence[CellState]) -> Table:
     for state in states:
         done = f"{state.done}/{state.planned}"
         failed, nfe = str(state.failed or ""), f"{state.nfe:.1f}" if state.nfe is not None else ""
-        table.add_row(state.cell.label, state.word, done, failed, nfe)
+        table.add_row(Text(state.cell.label), state.word, done, failed, nfe)
     return table
 
 
@@ -350,7 +386,7 @@ def _failed(sweep: Sweep, ledger: Ledger) -> list[tuple[tuple[str, str], dict[st
 
 def _print_notes(console: Console, plan: Plan) -> None:
     for note in plan.grid.notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
+        _print(console, note, "[yellow]note[/] ")
 
 
 def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
@@ -359,14 +395,14 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
     if outcome.ignored:
         console.print(f"{outcome.ignored} records came for a sample that already had one, and were ignored")
     for cell, row, error in outcome.failed:
-        console.print(f"[red]failed[/] {cell.label}, row {row}: {error}", highlight=False)
+        _print(console, f"{cell.label}, row {row}: {error}", "[red]failed[/] ")
     for model, error in outcome.given_up.items():
-        console.print(f"[red]model {model} could not be loaded[/], its samples are left: {error}", highlight=False)
+        _print(console, f"model {model} could not be loaded, its samples are left: {error}", "[red]failed[/] ")
     _print_results(console, config.folder)
     if outcome.failed:
-        console.print(f"retry:  python launch.py resume {config.name} --retry-failed")
+        _print(console, f"retry:  {_command('resume', config.folder, '--retry-failed')}")
     if outcome.interrupted:
-        console.print(f"interrupted; go on with: python launch.py resume {config.name}")
+        _print(console, f"interrupted; go on with: {_command('resume', config.folder)}")
     for cell, row in outcome.bugs:
         print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)
 
@@ -376,9 +412,23 @@ def _print_results(console: Console, folder: Path) -> None:
     from dashboards.report import write_report
     from orchestrator import results
 
-    console.print(results.table(results.summary(*results.load(folder))))
-    console.print(f"report: {write_report(folder)}", highlight=False, soft_wrap=True)
-    console.print("browse: python launch.py ui")
+    sweep, samples = results.load(folder)
+    console.print(results.table(results.summary(sweep, samples)))
+    _print(console, f"report: {write_report(folder)}")
+    if sweep.config["mlflow"] is not None:
+        _print(console, f"browse: {_command('ui', folder)}")
+
+
+def _print(console: Console, text: str, markup: str = "") -> None:
+    """A line that is not wrapped, so that it can be pasted; whatever brackets `text` has are printed as they are."""
+    console.print(markup + escape(text), highlight=False, soft_wrap=True)
+
+
+def _command(*words: str | Path) -> str:
+    """The command line that continues with `words`, as it works when pasted here, in an activated venv or not."""
+    python = Path(sys.executable)
+    program = os.path.relpath(python) if python.is_relative_to(ROOT / ".venv") else "python"
+    return shlex.join([program, os.path.relpath(ROOT / "launch.py"), *map(str, words)])
 
 
 if __name__ == "__main__":

@@ -135,6 +135,14 @@ def load_stored(raw: dict[str, Any], file: Path, overrides: Sequence[str] = ()) 
     return _build(axes, shown(file), overrides, {section: raw.get(section, {}) for section in CATALOGUE})
 
 
+def relocated(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The stored config `raw` of a sweep that lies in `folder` now; an MLflow database in its store moved along."""
+    moved = raw | {"name": folder.name, "store": str(folder.parent)}
+    if raw["mlflow"] == f"sqlite:///{raw['store']}/mlflow.db":
+        moved["mlflow"] = f"sqlite:///{folder.parent}/mlflow.db"
+    return moved
+
+
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
     """A flat settings dataclass with `key=value` overrides, checked like a grid's."""
     merged = OmegaConf.structured(defaults)

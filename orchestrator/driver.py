@@ -25,7 +25,13 @@ WAIT_SECONDS = 0.5  # how long to wait for an event before looking at the clock 
 
 
 class Mirror(Protocol):
-    """Where durable records are shown besides the ledger: orchestrator.tracking.Mirror, or nothing."""
+    """Where durable records are shown besides the ledger: orchestrator.tracking.Mirror, or nothing.
+
+    `behind` once finished: whether it lacks something that the ledger has; `error` says why.
+    """
+
+    behind: bool
+    error: str | None
 
     def push(self, decodes: list[Record], scores: list[Record]) -> None:
         """Take the records; never blocks, never raises."""
@@ -36,6 +42,9 @@ class Mirror(Protocol):
 
 class NoMirror:
     """Shows nothing: `mlflow: null`."""
+
+    behind = False
+    error: str | None = None
 
     def push(self, decodes: list[Record], scores: list[Record]) -> None: ...
 

@@ -128,7 +128,7 @@ def _methods(nfe: dict[str, float]) -> Table:
     shown.add_column(ratio=1)
     longest = max(nfe.values()) or 1.0
     for label, passes in list(nfe.items())[:_SHOWN_METHODS]:
-        shown.add_row(label, f"{passes:.1f}", ProgressBar(total=longest, completed=passes, complete_style="cyan",
+        shown.add_row(Text(label), f"{passes:.1f}", ProgressBar(total=longest, completed=passes, complete_style="cyan",
                                                           finished_style="cyan"))  # fmt: skip
     if len(nfe) > _SHOWN_METHODS:
         shown.add_row(Text(f"and {len(nfe) - _SHOWN_METHODS} more", style="dim"))

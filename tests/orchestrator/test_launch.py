@@ -1,14 +1,21 @@
 """The command line as a user meets it: what is printed, the exit code, and mistakes as one line each."""
 
 import json
+import re
+import shlex
+import shutil
 import sys
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import launch
 from orchestrator.ledger import Ledger, read_sweep
 from tests.orchestrator.fakes import Fakes
 
+print_results = launch._print_results
 INLINE = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", "temperatures=[0]")
 
 
@@ -58,7 +65,7 @@ def test_resume_follows_the_stored_config_and_not_the_grid_file(tmp_path):
 def test_resume_retries_failed_samples_when_asked_to(capsys):
     every_row = frozenset(("spot", f"r{i}") for i in range(40))
     assert run("run", "quickstart", *INLINE, fakes=Fakes(failing=every_row)) == 1
-    assert "resume quickstart --retry-failed" in capsys.readouterr().out
+    assert "resume runs/quickstart --retry-failed" in capsys.readouterr().out
     assert run("resume", "quickstart") == 1
     assert run("resume", "quickstart", "--retry-failed") == 0
 
@@ -125,6 +132,105 @@ def test_ui_runs_mlflow_on_the_sweeps_store(monkeypatch, capsys):
     launch.main(["ui", "quickstart", "store=/data"])
     assert called[0][1:] == ["-m", "mlflow", "ui", "--backend-store-uri", "sqlite:////data/mlflow.db"]
     assert capsys.readouterr().out == "mlflow ui --backend-store-uri sqlite:////data/mlflow.db\n"
+
+
+def test_ui_shows_the_store_that_a_sweep_says_it_has(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(launch.os, "execv", lambda path, command: called.append(command))
+    run("run", "quickstart", *INLINE, "store=mine")
+    edit(tmp_path / "mine/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://there")
+    launch.main(["ui", "mine/quickstart"])
+    launch.main(["ui", "quickstart", "store=mine"])
+    assert [command[-1] for command in called] == ["http://there", "http://there"]
+
+
+def edit(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("message", ["[/INST] what", "no file [bold]/x[/bold].pt"])
+def test_brackets_in_an_error_are_printed_and_end_nothing(message, monkeypatch, capsys):
+    def broken(fakes, model):
+        raise ValueError(message)
+
+    monkeypatch.setattr(Fakes, "make_worker", broken)
+    assert run("run", "quickstart", *INLINE) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert f"worker 0: ValueError: {message}" in shown
+    assert f"failed model tiny-sdar could not be loaded, its samples are left: ValueError: {message}" in shown
+
+
+def test_a_printed_command_works_where_it_is_pasted(tmp_path, capsys):
+    every_row = frozenset(("spot", f"r{i}") for i in range(40))
+    run("run", "quickstart", *INLINE, "store=my sweeps", fakes=Fakes(failing=every_row))
+    (printed,) = re.findall("retry:  (.*)", capsys.readouterr().out)
+    program, script, *arguments = shlex.split(printed)
+    assert Path(script).resolve() == Path(launch.__file__).resolve()
+    assert program == "python" or Path(program).samefile(sys.executable)
+    assert run(*arguments) == 0
+
+
+@pytest.mark.parametrize(("uri", "lines"), [("null", 0), ("http://there", 1)])
+def test_the_way_to_mlflow_is_printed_if_there_is_one(uri, lines, tmp_path):
+    run("run", "quickstart", *INLINE)
+    edit(tmp_path / "runs/quickstart/sweep.yaml", "mlflow: null", f"mlflow: {uri}")
+    console = Console(file=StringIO(), width=40)
+    print_results(console, Path("runs/quickstart"))
+    assert console.file.getvalue().count("launch.py ui runs/quickstart\n") == lines
+
+
+def test_a_sweep_goes_on_where_it_was_moved_to_and_its_database_with_it(tmp_path):
+    run("run", "quickstart", *INLINE)
+    edit(tmp_path / "runs/quickstart/sweep.yaml", "mlflow: null", "mlflow: sqlite:///runs/mlflow.db")
+    shutil.move("runs", "moved")
+    fakes = Fakes()
+    assert run("resume", "moved/quickstart", "mlflow=null", "budgets=[0,4]", "drafter.stale.method=stale",
+               fakes=fakes) == 0  # fmt: skip
+    assert {method.budget for task in fakes.journal for method in task.methods} == {4}
+    assert not Path("runs").exists()
+    stored = launch.configs.relocated({"store": "runs", "mlflow": "sqlite:///runs/mlflow.db"}, Path("/new/x"))
+    assert stored == {"store": "/new", "name": "x", "mlflow": "sqlite:////new/mlflow.db"}
+
+
+def test_resume_needs_no_grid_file_and_minds_no_broken_one(tmp_path):
+    run("run", "quickstart", *INLINE, "name=mine")
+    Path("mine").write_text("a: [broken\n")
+    assert run("resume", "mine") == 0
+
+
+class Behind(launch.NoMirror):
+    behind, error = True, "ConnectionError: no [/route]"
+
+
+def test_an_mlflow_left_behind_is_said_with_the_way_to_bring_it_up(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "_mirror", lambda sweep: Behind())
+    assert run("run", "quickstart", *INLINE) == 0
+    said = capsys.readouterr().out
+    assert "MLflow lacks this sweep (ConnectionError: no [/route]); bring it up with: " in said
+    assert "launch.py sync runs/quickstart\n" in said
+
+
+def test_sync_waits_for_the_driver_and_names_an_address_that_does_not_answer(tmp_path, monkeypatch, capsys):
+    run("run", "quickstart", *INLINE)
+    edit(tmp_path / "runs/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://there")
+    with Ledger.write(Path("runs/quickstart"), 0.0):
+        assert run("sync", "quickstart") == 2
+    assert "runs/quickstart: a driver is at work" in capsys.readouterr().err
+
+    def failing(*_):
+        raise ConnectionError("no\nroute")
+
+    monkeypatch.setattr("orchestrator.tracking.rebuild", failing)
+    assert run("sync", "quickstart") == 2
+    assert capsys.readouterr().err == "error: runs/quickstart: mlflow: http://there: ConnectionError: no route\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "report", "sync", "ui"])
+def test_a_sweep_that_is_only_looked_at_takes_no_override_but_its_store(verb, capsys):
+    run("run", "quickstart", *INLINE)
+    assert run(verb, "quickstart", "stroe=x") == 2
+    assert "command line: stroe: only store= says anything" in capsys.readouterr().err
 
 
 MISTAKES = [
