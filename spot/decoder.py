@@ -7,7 +7,6 @@ walk applies the step rule to the accepted state's own logits and moves on while
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,9 +55,17 @@ class Decoding:
         return len(self.passes)
 
 
-class Watch(Protocol):
-    def __call__(self, start: int, state: State, logits: Tensor) -> None:
-        """Called with every state the walk visits and that state's logits [B, V]."""
+@dataclass(frozen=True)
+class Visit:
+    """A state the walk passed through: its block's start, the steps taken in the block, and its logits [B, V]."""
+
+    start: int
+    step: int
+    state: State
+    logits: Tensor
+
+
+Watch = Callable[[Visit], None]
 
 
 @dataclass
@@ -148,8 +155,8 @@ def _decode_block(
         commits += [(start + positions[node], chosen[node]) for node in path]
         passes.append(Pass(len(drafts), len(path) - 1))
         if watch:
-            for node in path:
-                watch(start, nodes[node], logits[node])
+            for step, node in enumerate(path, start=len(commits) - first - len(path)):
+                watch(Visit(start, step, nodes[node], logits[node]))
         table = StaleTable.read(logits[path[-1]], tokens[path[-1]] == mask_id, mask_id)
     return state
 
@@ -178,6 +185,14 @@ def next_commits(
     best = commit_least_surprising(masked, surprise)
     positions, chosen = torch.stack([where[best], token.gather(1, best[:, None]).squeeze(1)]).tolist()
     return positions, chosen
+
+
+def step_rule(target: Target, visit: Visit, temperature: float, noise: Noise) -> tuple[int, int]:
+    """The commit that follows from a visit's own logits alone: absolute position and token."""
+    node = torch.tensor([visit.state], device=visit.logits.device)
+    mask_id = target.config.mask_id
+    positions, tokens = next_commits(visit.logits[None], node, visit.start, visit.step, mask_id, temperature, noise)
+    return visit.start + positions[0], tokens[0]
 
 
 def walk(nodes: list[State], positions: list[int], tokens: list[int]) -> tuple[list[int], State]:

@@ -1,5 +1,6 @@
 """Collects draft-free traces on several processes, a safetensors shard each, and trains an order model on them."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -29,11 +30,12 @@ def train_drafter(
 
     Shards are kept beside `out` until it is written, so that an interrupted collection goes on where it stopped.
     """
-    folder = out.with_suffix(f".traces-{model.revision}-{len(rows)}")
+    prompts = [row.prompt for row in rows]
+    asked = hashlib.sha256(repr((model.revision, gen_length, prompts)).encode()).hexdigest()[:16]
+    folder = out.with_suffix(f".traces-{asked}")
     split = max(1, len(rows) // HELD_OUT)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
-    prompts = [row.prompt for row in rows]
     yield from _collect_all(model, prompts[:split], gen_length, folder / "held-out", cores)
     yield from _collect_all(model, prompts[split:], gen_length, folder / "train", cores)
     held_out, traces = _load_all(folder / "held-out"), _load_all(folder / "train")

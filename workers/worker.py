@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from spot import drafters, targets
-from spot.decoder import Decoding, Settings, Watch, decode
+from spot.decoder import Decoding, Settings, Watch, decode, step_rule
 from spot.drafters.protocol import Drafter
 from spot.noise import Noise
 from spot.verdict import explain_difference
@@ -124,12 +124,13 @@ class Worker:
         }
 
     def _explain(self, task: SampleTask, method: MethodTask, decoding: Decoding, control: Decoding) -> str:
-        free = MethodTask("", None, 0)
+        noise = Noise.keyed(task.decode.seed, task.task, task.row)
         return explain_difference(
             control,
             decoding,
-            lambda watch: self.decode(task, free, watch),
+            lambda watch: self.decode(task, MethodTask("", None, 0), watch),
             lambda watch: self.decode(task, method, watch),
+            lambda visit: step_rule(self.target, visit, task.decode.temperature, noise),
         )
 
 

@@ -1,12 +1,12 @@
 """One file a method. `load("spot", checkpoint, device, tokgate=0.6)` builds the drafter in `spot/drafters/spot.py`."""
 
-import inspect
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 from spot.drafters.protocol import Drafter
+from spot.options import check_options
 
 _HELPERS = {"protocol", "tokens"}
 
@@ -21,13 +21,12 @@ def load(method: str, checkpoint: Path | None, device: str, **options: Any) -> D
 
 
 def check(method: str, checkpoint: str | None, options: dict[str, Any]) -> None:
-    """Raise ValueError on an unknown method, option or missing checkpoint, without loading anything."""
+    """Raise ValueError on an unknown method, a wrong option or no checkpoint, without loading anything."""
     if method not in methods():
         raise ValueError(f"method: no drafter {method!r}; there are {', '.join(methods())}")
     module = import_module(f"spot.drafters.{method.replace('-', '_')}")
-    known = [name for name in inspect.signature(module.load).parameters if name not in ("checkpoint", "device")]
-    for name in options:
-        if name not in known:
-            raise ValueError(f"{name}: {method} has no such option; it has {', '.join(known) or 'none'}")
+    check_options(method, module.load, options, given=("checkpoint", "device"))
+    if not isinstance(checkpoint, str | None):
+        raise ValueError(f"checkpoint: {checkpoint!r} is the wrong type; a file's path expected")
     if module.NEEDS_CHECKPOINT and checkpoint is None:
         raise ValueError(f"checkpoint: {method} needs one, made by `python launch.py train-drafter`")

@@ -22,11 +22,14 @@ class Stale:
 
     tokgate: float = 0.6
 
+    @torch.inference_mode()
     def draft(self, context: Context, budget: int) -> list[State]:
         def children(states: list[State]) -> Commits:
             masked = torch.tensor(states, device=context.table.masked.device) == context.mask_id
             depths = context.block.count(context.mask_id) - masked.sum(-1)
             log_p, token = token_candidates(context, depths, self.tokgate)
-            return likeliest(torch.zeros(masked.shape).masked_fill(~masked, -torch.inf), log_p, token, budget)
+            return likeliest(
+                torch.zeros(masked.shape, device=masked.device).masked_fill(~masked, -torch.inf), log_p, token, budget
+            )
 
         return grow(context.block, context.mask_id, budget, children)

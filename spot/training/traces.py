@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spot.decoder import Settings, decode
+from spot.decoder import Settings, Visit, decode
 from spot.drafters.protocol import StaleTable
 from spot.noise import Noise
 from spot.targets.protocol import Target
-from spot.tree import State
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ def collect(target: Target, prompts: Iterable[list[int]], settings: Settings) ->
     for prompt in prompts:
         tables: dict[int, list[StaleTable]] = {}
 
-        def watch(start: int, state: State, logits: Tensor, tables=tables) -> None:
-            masked = torch.tensor(state, device=logits.device) == target.config.mask_id
-            tables.setdefault(start, []).append(StaleTable.read(logits, masked, target.config.mask_id))
+        def watch(visit: Visit, tables=tables) -> None:
+            masked = torch.tensor(visit.state, device=visit.logits.device) == target.config.mask_id
+            tables.setdefault(visit.start, []).append(StaleTable.read(visit.logits, masked, target.config.mask_id))
 
         commits = iter(decode(target, prompt, settings, Noise(0), watch=watch).commits)
         for block, (start, seen) in enumerate(tables.items()):

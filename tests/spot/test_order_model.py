@@ -15,7 +15,7 @@ MODEL = random_order_model()
 
 def table(seed: int = 0, block: int = 32, vocabulary: int = 100) -> StaleTable:
     logits = 6 * torch.randn(block, vocabulary, generator=torch.Generator().manual_seed(seed))
-    return StaleTable.read(logits, torch.arange(block) >= 5, mask_id=99)
+    return StaleTable.read(logits, torch.arange(block) >= 5, mask_id=vocabulary - 1)
 
 
 def ask(stale: StaleTable, masked: torch.Tensor) -> torch.Tensor:

@@ -84,13 +84,13 @@ def test_a_training_state_of_other_settings_is_not_continued(tmp_path, monkeypat
 
 
 def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
-    """The command's own settings for 150 steps; the bundled target is 5,000."""
+    """The command's own settings, but for 150 steps with a short warm-up; the bundled target took 5,000."""
     torch.set_num_threads(2)
     said: list[str] = []
-    train_target(example, tmp_path, TrainSettings(steps=150), said.append)
+    train_target(example, tmp_path, TrainSettings(steps=150, warmup=20), said.append)
     torch.set_num_threads(1)
     losses = [float(line.split()[-1]) for line in said]
-    assert losses[-1] < 1.6 < losses[0]
+    assert losses[-1] < losses[0] / 2
     target = targets.load("sdar", tmp_path, 32, torch.float32, "cpu")
     assert sum(file.stat().st_size for file in tmp_path.glob("*")) < 6 * 2**20
     assert decode(target, list(range(40)), Settings(32), Noise(0)).nfe == 56

@@ -84,6 +84,6 @@ def test_a_block_with_one_mask_left_has_no_drafts():
 
 def test_likeliest_orders_position_and_token_jointly():
     log_q = torch.tensor([[0.6, 0.4]]).log()
-    log_p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).log()
+    log_p = torch.tensor([[[0.6, 0.4], [0.95, 0.05]]]).log()
     found = likeliest(log_q, log_p, torch.tensor([[[10, 11], [12, 13]]]), 3)
     assert list(itertools.chain(found.position[0].tolist(), found.token[0].tolist())) == [1, 0, 0, 12, 10, 11]

@@ -1,9 +1,13 @@
 """A difference from the control is explained: rounding, or a bug."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
-from spot.decoder import Settings, decode
+from spot import verdict as module
+from spot.decoder import Settings, decode, step_rule
 from spot.noise import Noise
 from spot.verdict import explain_difference
 from tests.spot.support import golden_target
@@ -32,14 +36,33 @@ def runs(error: float):
     return control, method
 
 
-def verdict(control, method):
-    return explain_difference(control(), method(), control, method)
+TARGET = golden_target(8)
+
+
+def verdict(control, method, temperature=0.0, noise=NOISE):
+    rule = partial(step_rule, TARGET, temperature=temperature, noise=noise)
+    return explain_difference(control(), method(), control, method, rule)
+
+
+RULE = partial(step_rule, TARGET, temperature=0.0, noise=NOISE)
+
+
+def test_a_choice_that_does_not_follow_from_equal_logits_is_a_bug():
+    """Another noise key moves the choice and leaves the logits: no rounding explains that."""
+    settings = replace(SETTINGS, temperature=1.0)
+
+    def runs_with(noise):
+        return lambda watch=None: decode(TARGET, PROMPT, settings, noise, watch=watch)
+
+    control, method = runs_with(NOISE), runs_with(Noise(1))
+    assert control().commits != method().commits
+    assert verdict(control, method, temperature=1.0) == "bug"
 
 
 def test_logits_within_the_tolerance_are_numeric(monkeypatch):
     control, method = runs(error=0.2)
     assert control().commits != method().commits
-    monkeypatch.setitem(__import__("spot.verdict").verdict.TOLERANCE, torch.float64, 0.5)
+    monkeypatch.setitem(module.TOLERANCE, torch.float64, 0.5)
     assert verdict(control, method) == "numeric"
 
 
@@ -49,8 +72,8 @@ def test_logits_beyond_the_tolerance_are_a_bug():
 
 def test_a_decoding_that_does_not_repeat_itself_is_a_bug(monkeypatch):
     control, method = runs(error=0.2)
-    monkeypatch.setitem(__import__("spot.verdict").verdict.TOLERANCE, torch.float64, 0.5)
-    assert explain_difference(control(), method(), control, control) == "bug"
+    monkeypatch.setitem(module.TOLERANCE, torch.float64, 0.5)
+    assert explain_difference(control(), method(), control, control, RULE) == "bug"
 
 
 @pytest.mark.parametrize("lost", [1, 5])
@@ -58,4 +81,4 @@ def test_a_trajectory_that_ends_early_is_a_bug(lost):
     control, _ = runs(error=0.0)
     whole = control()
     short = type(whole)(whole.tokens, whole.length, whole.commits[:-lost], whole.passes, 1, whole.seconds)
-    assert explain_difference(whole, short, control, control) == "bug"
+    assert explain_difference(whole, short, control, control, RULE) == "bug"

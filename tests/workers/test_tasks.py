@@ -95,6 +95,12 @@ def gsm8k_file(tmp_path):
     return path
 
 
+def test_a_question_may_hold_any_line_end_that_json_allows_raw(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"question": "a\u2028b\x85c", "answer": "1"}, ensure_ascii=False) + "\n")
+    assert load_task("gsm8k", {"path": str(path)}).rows[0].prompt.startswith("a\u2028b\x85c")
+
+
 def test_gsm8k_rows_are_asked_as_sdar_asks_them(gsm8k_file):
     task = load_task("gsm8k", {"path": str(gsm8k_file)})
     assert [row.id for row in task.rows] == ["0", "1"]
@@ -111,6 +117,7 @@ def test_gsm8k_rows_are_asked_as_sdar_asks_them(gsm8k_file):
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"', r"line 2 is not JSON"),
         ('{"question": "a"}', r"line 1 has no question and answer"),
         ("[1]", r"line 1 has no question and answer"),
+        ('{"question": 3, "answer": "4"}', r"line 1 has no question and answer"),
     ],
 )
 def test_a_broken_data_file_is_named_with_its_line(tmp_path, content, message):
@@ -126,6 +133,8 @@ def test_a_broken_data_file_is_named_with_its_line(tmp_path, content, message):
         ({"task": "gsm9k"}, "no task 'gsm9k'; there are arith, gsm8k"),
         ({"pth": "x"}, "gsm8k has no such option"),
         ({"path": "nowhere.jsonl"}, "no file nowhere.jsonl"),
+        ({"path": 3}, "path: 3 is the wrong type; str or null expected"),
+        ({"task": "arith", "size": None}, "size: None is the wrong type; int expected"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):
@@ -133,6 +142,5 @@ def test_wrong_options_are_one_line(options, message):
         load_task("gsm8k", options)
 
 
-def test_a_failing_scorer_rule_is_not_hidden_by_the_reference_format():
-    row = Row("0", "q", "#### 18")
-    assert load_task("arith", {"size": 1}).score(row, "#### $18").correct
+def test_a_currency_sign_is_no_part_of_an_answer():
+    assert load_task("arith", {"size": 1}).score(Row("0", "q", "#### 18"), "#### $18").correct

@@ -4,13 +4,14 @@ A user's task is one such file here and one YAML in configs/task/.
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
+
+from spot.options import check_options
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,7 @@ def load_task(name: str, options: dict[str, Any]) -> Task:
     if module_name not in known:
         raise ValueError(f"task: no task {module_name!r}; there are {', '.join(known)}")
     module = import_module(f"workers.tasks.{module_name}")
-    accepted = list(inspect.signature(module.rows).parameters)
-    for option in options:
-        if option not in accepted:
-            raise ValueError(f"{option}: {module_name} has no such option; it has {', '.join(accepted)}")
+    check_options(module_name, module.rows, options)
     rows = tuple(module.rows(**options))
     digest = hashlib.sha256(json.dumps([astuple(row) for row in rows]).encode()).hexdigest()
     return Task(name, digest[:16], module.SCORER, rows, module.score)

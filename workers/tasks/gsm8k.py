@@ -31,14 +31,15 @@ def _read_lines(path: Path) -> list[dict]:
     if not path.is_file():
         raise ValueError(f"path: no file {path}; a JSON-lines file with question and answer is wanted")
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"path: {path} line {number} is not JSON: {error.msg}") from None
-        if not isinstance(record, dict) or not {"question", "answer"} <= record.keys():
-            raise ValueError(f"path: {path} line {number} has no question and answer")
-        records.append(record)
+    with path.open(encoding="utf-8") as file:  # not splitlines(): a JSON string may hold other line ends raw
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise ValueError(f"path: {path} line {number} is not JSON") from None
+            if not isinstance(record, dict) or not all(isinstance(record.get(k), str) for k in ("question", "answer")):
+                raise ValueError(f"path: {path} line {number} has no question and answer")
+            records.append(record)
     return records
 
 

@@ -1,0 +1,21 @@
+"""Options from a configuration file, checked against the function that takes them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+
+def check_options(who: str, function: Callable[..., Any], options: dict[str, Any], given: tuple[str, ...] = ()) -> None:
+    """Raise ValueError, in one line, on an option that `function` does not take or of another type than it says.
+
+    `given` are parameters that do not come from options.
+    """
+    known = [name for name in inspect.signature(function).parameters if name not in given]
+    hints = get_type_hints(function)
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{name}: {who} has no such option; it has {', '.join(known) or 'none'}")
+        allowed = get_args(hints[name]) or (hints[name],)
+        if not (type(value) in allowed or (float in allowed and type(value) is int)):
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise ValueError(f"{name}: {value!r} is the wrong type; {expected} expected")
