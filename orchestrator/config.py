@@ -15,17 +15,30 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigKeyError,
+    GrammarParseError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from orchestrator.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
+MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # folders MLflow has given up
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
 CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
-MODEL_KEYS = {"family": True, "path": True, "block_length": True, "revision": False, "dtype": False}  # key -> required
+MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
+    "family": (str, True),
+    "path": (str, True),
+    "block_length": (int, True),
+    "revision": (str, False),
+    "dtype": (str, False),
+}
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,10 @@ def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
     merged = OmegaConf.structured(defaults)
     for text in overrides:
         merged = _override(merged, text)
-    return cast(Settings, OmegaConf.to_object(merged))
+    try:
+        return cast(Settings, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise _explain(error, merged, "", COMMAND_LINE) from None
 
 
 def find_grid(grid: str) -> Path | None:
@@ -189,10 +205,15 @@ def _build(
         merged = _merge(merged, {key: value}, key, file)
     for text in overrides:
         merged = _override(merged, text)
-    for section, axis in CATALOGUE.items():
-        bases = (stored or {}).get(section, {})
-        merged[section] = {name: _entry(merged, section, name, bases.get(name), source) for name in merged[axis]}
-    config = OmegaConf.to_object(merged)
+    try:
+        for key in OmegaConf.missing_keys(merged):
+            raise source.error(key.partition("[")[0], "???: a value is missing")
+        for section, axis in CATALOGUE.items():
+            bases = (stored or {}).get(section, {})
+            merged[section] = {name: _entry(merged, section, name, bases.get(name), source) for name in merged[axis]}
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise _explain(error, merged, "", source.of_change(str(error.full_key))) from None
     assert isinstance(config, Config)
     _check(config, source)
     return config, source
@@ -215,7 +236,7 @@ def _override(config: DictConfig, text: str) -> DictConfig:
         raise UserError(COMMAND_LINE, text, "not an override; write key=value, for instance limit=5")
     try:
         change = OmegaConf.from_dotlist([text])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, GrammarParseError):
         raise UserError(COMMAND_LINE, key, f"{text!r} is not YAML; quote it, or close its brackets") from None
     section, _, rest = key.partition(".")
     name = rest.partition(".")[0]
@@ -262,8 +283,11 @@ def _read(path: Path) -> dict[str, Any]:
         node = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise UserError(shown(path), "", f"not YAML: {error}") from None
-    except OSError as error:  # OmegaConf's word for a file that holds one bare value
-        raise UserError(shown(path), "", f"not a mapping; write key: value lines ({error})") from None
+    except UnicodeDecodeError:
+        raise UserError(shown(path), "", "not UTF-8 text") from None
+    except OSError as error:  # without a number, it is OmegaConf's word for a file that holds one bare value
+        wrong = f"cannot be read: {error.strerror}" if error.errno else "not a mapping; write key: value lines"
+        raise UserError(shown(path), "", wrong) from None
     if not isinstance(node, DictConfig):
         raise UserError(shown(path), "", "not a mapping; write key: value lines")
     return _plain(node)
@@ -290,6 +314,8 @@ def _explain(error: OmegaConfBaseException, config: Any, key: str, where: str) -
     if isinstance(error, ConfigKeyError):
         parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
         return UserError(where, key, f"unknown key{_suggest(key.rpartition('.')[2], [str(k) for k in parent])}")
+    if isinstance(error, InterpolationResolutionError | GrammarParseError) and not isinstance(error, ValidationError):
+        return UserError(where, key, str(error).splitlines()[0])
     said = re.search(r"(?:Value '|value: )(.*?)(?:' of|$)", str(error).splitlines()[0])
     value = f"{said.group(1)} is " if said else ""
     return UserError(where, key, f"{value}the wrong type; {_expected(OmegaConf.get_type(config), key)} expected")
@@ -322,14 +348,22 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     for name, entry in config.model.items():
         for key in entry:
             yield f"model.{name}.{key}", key in MODEL_KEYS, f"unknown key{_suggest(key, MODEL_KEYS)}"
-        for key, required in MODEL_KEYS.items():
-            yield f"model.{name}.{key}", key in entry or not required, "missing; every model has one"
+        for key, (kind, required) in MODEL_KEYS.items():
+            value = entry.get(key)
+            wrong = f"{value!r} is the wrong type; {KINDS[kind]} expected"
+            yield f"model.{name}.{key}", value is not None or not required, "missing; every model has one"
+            yield f"model.{name}.{key}", value is None or type(value) is kind, wrong
+        length = entry["block_length"]
+        yield f"model.{name}.block_length", length > 0, f"{length}: one position or more"
     for axis in AXES:
         yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
     yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"
     whole = all(budget >= 0 and float(budget).is_integer() for budget in config.budgets)
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
     yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
+    yield "store", "://" not in config.store, f"{config.store!r}: s3:// is not supported yet; name a folder"
+    wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"
+    yield "mlflow", config.mlflow is None or bool(re.match(MLFLOW, config.mlflow)), wrong
     yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
     yield "decode.gen_length", decode.gen_length > 0, f"{decode.gen_length}: one token or more"

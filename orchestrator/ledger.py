@@ -51,21 +51,35 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The sweep in `folder`. Raises UserError where there is none."""
+    """The sweep in `folder`. Raises UserError where there is none, or none that can be read."""
     path = folder / "sweep.yaml"
     if not path.is_file():
         raise UserError(str(folder), "", "no sweep here; start one with: python launch.py run GRID")
-    plain = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    try:
+        return _sweep(folder, yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError):
+        wrong = "not a sweep.yaml this version can read; restore it, or start anew under another name="
+        raise UserError(str(path), "", wrong) from None
+
+
+def _sweep(folder: Path, plain: Any) -> Sweep:
     lists = [tuple(ids) for ids in plain["row_lists"]]
     return Sweep(
         folder=folder,
         name=plain["name"],
-        config=plain["config"],
-        cells=tuple(Cell.from_dict(cell) for cell in plain["cells"]),
+        config={"store": plain["config"]["store"], "mlflow": plain["config"]["mlflow"], **plain["config"]},
+        cells=tuple(_cell(cell) for cell in plain["cells"]),
         rows={cell["key"]: lists[cell["rows"]] for cell in plain["cells"]},
         environment=plain["environment"],
-        retired=tuple(Cell.from_dict(cell) for cell in plain["retired"]),
+        retired=tuple(_cell(cell) for cell in plain["retired"]),
     )
+
+
+def _cell(plain: Mapping[str, Any]) -> Cell:
+    cell = Cell.from_dict(plain)
+    if cell.key != plain["key"]:  # another version gave cells other fields
+        raise ValueError(plain["key"])
+    return cell
 
 
 def write_sweep(sweep: Sweep) -> None:
@@ -117,8 +131,12 @@ class Ledger:
     @classmethod
     def write(cls, folder: Path, now: float) -> "Ledger":
         """Locked for this process, a torn tail cut off, ready to append. UserError where another driver holds it."""
-        (folder / "segments").mkdir(parents=True, exist_ok=True)
-        lock = _acquire(folder)
+        try:
+            (folder / "segments").mkdir(parents=True, exist_ok=True)
+            lock = _acquire(folder)
+        except OSError as error:
+            wrong = f"cannot be written ({error.strerror}); choose another with store=FOLDER"
+            raise UserError(str(folder), "store", wrong) from None
         segments = _segments(folder)
         if segments:
             _cut_torn_tail(segments[-1])

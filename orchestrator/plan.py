@@ -164,6 +164,9 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
     }
     drafters = {name: _found(source, "drafter", workers.resolve_drafter, name, config) for name in config.drafters}
     tasks = {name: _found(source, "task", workers.load_task, name, config) for name in config.tasks}
+    for name, task in tasks.items():
+        if not task.rows:
+            raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
     return Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
 
@@ -174,7 +177,7 @@ def _found(
     entry = dict(getattr(config, section)[name])
     try:
         return find(name, entry)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         option, _, wrong = str(error).partition(": ")
         if option in entry:  # `path: no such file` is about this key of the entry
             raise source.error(f"{section}.{name}.{option}", wrong) from None

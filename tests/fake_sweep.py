@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.grid import Cell
 from orchestrator.ledger import Ledger, Sweep, write_sweep
 
+ENVIRONMENT = {"python": "3.11.2", "torch": "2.9", "device": "cpu", "threads": 1, "commit": None}
 START = 1_700_000_000.0  # unix seconds of the first record
 
 
@@ -41,8 +42,8 @@ class FakeSweep:
     cells: tuple[FakeCell, ...]
     rows: dict[str, tuple[str, ...]]
     name: str = "first"
-    config: dict[str, Any] = field(default_factory=lambda: {"grid": "first"})
-    environment: dict[str, Any] = field(default_factory=lambda: {"code": "abc123", "torch": "2.9"})
+    config: dict[str, Any] = field(default_factory=lambda: {"store": "runs", "mlflow": None})
+    environment: dict[str, Any] = field(default_factory=lambda: ENVIRONMENT)
 
 
 def sweep(*cells: FakeCell, rows: int = 2) -> FakeSweep:
@@ -94,7 +95,7 @@ def real_cell(drafter: str = "none", budget: int = 0, **changes: Any) -> Cell:
 def on_disk(folder: Path, *cells: Cell, rows: int = 2, records: Iterable[dict] = ()) -> Sweep:
     """A real sweep in `folder`/first with real segments."""
     planned = {cell.key: tuple(f"r{i}" for i in range(rows)) for cell in cells}
-    made = Sweep(folder / "first", "first", {"grid": "first"}, cells, planned, {"code": "abc123", "torch": "2.9"})
+    made = Sweep(folder / "first", "first", {"store": str(folder), "mlflow": None}, cells, planned, ENVIRONMENT)
     made.folder.mkdir(parents=True, exist_ok=True)
     write_sweep(made)
     append(made, records)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import load, load_stored
+from orchestrator.config import Config, load, load_stored, settings
 from orchestrator.errors import UserError
 
 MISTAKES = [
@@ -28,6 +28,16 @@ MISTAKES = [
     (["workers.count=many"], "command line: workers.count: 'many': 'auto' or one worker or more"),
     (["decode.stop=never"], "command line: decode.stop: 'never': 'eos' or 'length'"),
     (["name=a/b"], "command line: name: 'a/b': letters, digits"),
+    (["store=${x}"], "command line: store: Interpolation key 'x' not found"),
+    (["store=${"], "command line: store: 'store=${' is not YAML"),
+    (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
+    (["models=['???']"], "command line: models: ???: a value is missing"),
+    (["store=s3://bucket"], "command line: store: 's3://bucket': s3:// is not supported yet"),
+    (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
+    (["mlflow=mlruns"], "command line: mlflow: 'mlruns': sqlite:///FILE"),
+    (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),
+    (["model.tiny-sdar.revision=3"], "command line: model.tiny-sdar.revision: 3 is the wrong type; text expected"),
+    (["model.tiny-sdar.block_length=0"], "command line: model.tiny-sdar.block_length: 0: one position or more"),
     (["limit"], "command line: limit: not an override; write key=value"),
     (["limit=["], "command line: limit: 'limit=[' is not YAML"),
 ]
@@ -47,6 +57,9 @@ def test_a_wrong_override_is_one_line_saying_where_what_and_what_would_be_right(
         ("models: [tiny-sdar]\ntempratures: [0]\n", "tempratures: unknown key; did you mean 'temperatures'?"),
         ("models: [tiny-sdar\n", "not YAML"),
         ("- a\n- b\n", "not a mapping"),
+        ("3\n", "not a mapping"),
+        ("name: \udcff\n", "not UTF-8 text"),
+        ("models: ['???']\n", "models: ???: a value is missing"),
         ("", "models: an empty axis"),
         (
             "drafter: {spot: {tokgat: 1}}\nmodels: [tiny-sdar]\ndrafters: [spot]\n",
@@ -56,7 +69,7 @@ def test_a_wrong_override_is_one_line_saying_where_what_and_what_would_be_right(
 )
 def test_a_wrong_grid_file_is_named(tmp_path, text, message):
     grid = tmp_path / "mine.yaml"
-    grid.write_text(text)
+    grid.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=r"mine\.yaml") as raised:
         load(str(grid))
     assert message in str(raised.value)
@@ -109,6 +122,11 @@ def test_every_bundled_grid_is_valid():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
+        (
+            "{family: sdar, path: x, block_length: '32'}",
+            "block_length: '32' is the wrong type; a whole number expected",
+        ),
+        ("{family: sdar, path: null, block_length: 4}", "model.mine.path: missing"),
         ("{family: sdar, path: x}", "model.mine.block_length: missing"),
         (
             "{family: sdar, path: x, block_length: 4, dtpe: float32}",
@@ -122,3 +140,15 @@ def test_a_model_of_ones_own_has_every_key_it_needs_and_no_other(tmp_path, entry
     with pytest.raises(UserError) as raised:
         load(str(grid))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:////a/b.db", "postgresql+psycopg://u@h/d", "mysql://h/d", "https://h:5000", "databricks", "null"]
+)
+def test_every_mlflow_store_that_there_is_is_taken(uri):
+    assert str(load("quickstart", [f"mlflow={uri}"])[0].mlflow) in (uri, "None")
+
+
+def test_settings_are_checked_like_a_grid():
+    with pytest.raises(UserError, match="command line: limit: Interpolation key 'x' not found"):
+        settings(Config("x"), ["limit=${x}"])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import launch
 from orchestrator.ledger import Ledger, read_sweep
-from tests.orchestrator.fakes import Fakes
+from tests.orchestrator.fakes import Fakes, FakeTask
 
 print_results = launch._print_results
 INLINE = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", "temperatures=[0]")
@@ -280,3 +280,17 @@ def test_sweep_yaml_says_what_was_run():
     assert sweep.environment == {"tiny-sdar": {"fake": 1}}
     assert sweep.cells[0].label == "tiny-sdar · arith · control · T0 · s0"
     assert json.dumps(sweep.config)
+
+
+def test_a_data_set_without_rows_is_a_mistake_and_not_a_success(capsys):
+    assert run("run", "quickstart", *INLINE, fakes=Fakes(task=FakeTask("fake", size=0))) == 2
+    assert "configs/task/arith.yaml: task.arith: no rows" in capsys.readouterr().err
+
+
+def test_a_type_error_of_an_entry_is_about_the_entry(monkeypatch, capsys):
+    def load_task(fakes, name, options):
+        raise TypeError("'<' not supported")
+
+    monkeypatch.setattr(Fakes, "load_task", load_task)
+    assert run("plan", "quickstart") == 2
+    assert capsys.readouterr().err == "error: configs/task/arith.yaml: task.arith: '<' not supported\n"

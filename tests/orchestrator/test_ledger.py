@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,32 @@ def test_cells_that_left_the_grid_are_kept_as_retired(tmp_path):
 def test_no_sweep_is_an_error_that_says_how_to_start_one(tmp_path):
     with pytest.raises(UserError, match="no sweep here; start one with"):
         read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r".*", ""),
+        (r".*", "cells: [broken\n"),
+        (r"name: quickstart", "nom: quickstart"),
+        (r"mlflow:", "flow:"),
+        (r"dtype:", "datatype:"),
+        (r"gen_length: 128", "gen_length: 64"),
+    ],
+)
+def test_a_sweep_yaml_that_cannot_be_read_is_one_line(tmp_path, old, new):
+    write_sweep(make_sweep(plan_of(Fakes()), tmp_path, {}))
+    path = tmp_path / "sweep.yaml"
+    text = path.read_text()
+    path.write_text(re.sub(old, new, text, flags=re.DOTALL))
+    with pytest.raises(UserError, match=r"sweep.yaml: not a sweep.yaml this version can read; restore it"):
+        read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("blocker", ["", "sub"])
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path, blocker):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"store: cannot be written \(Not a directory\); choose another with store=FOLDER"
+    ):
+        Ledger.write(tmp_path / "file" / blocker, 0.0)
