@@ -119,7 +119,10 @@ def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) ->
 
 
 def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
-    """Everything that can be wrong with the input is found before the sweep's folder, Ray or a model is touched."""
+    """Whatever is wrong with the input is found before the sweep's folder or a model is touched.
+
+    So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here.
+    """
     plan = make_plan(config, source, workers)
     count = check_room(config, source)
     console = Console()
@@ -136,7 +139,8 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
 def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool) -> Outcome:
     config = plan.config
     with Ledger.write(config.folder, time.time()) as ledger:
-        mirror, say = _mirror(_amend(console, plan, workers)), partial(_print, console)
+        pending = any(plan.waves(ledger.results(), retry_failed))
+        mirror, say = _mirror(_amend(console, plan, workers, pending)), partial(_print, console)
         try:
             with view(console) as shown:
                 make_executor = partial(_executor, config, workers, count)
@@ -147,11 +151,17 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
                 say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
 
 
-def _amend(console: Console, plan: Plan, workers: Backend) -> Sweep:
-    """Write sweep.yaml, and say what has changed since the last run of this name."""
+def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Sweep:
+    """Write sweep.yaml, and say what has changed since the last run of this name.
+
+    The environment is the one that made the results: where nothing is `pending`, it stays what it was.
+    """
     folder = plan.config.folder
     previous = read_sweep(folder) if (folder / "sweep.yaml").exists() else None
-    environment = {name: workers.environment(spec) for name, spec in plan.models.items()}
+    if previous is not None and not pending:
+        environment = previous.environment
+    else:
+        environment = workers.environment(next(iter(plan.models.values())))  # every model's workers are alike
     sweep = make_sweep(plan, folder, environment, previous)
     if previous is not None:
         before = {cell.key for cell in previous.cells}
@@ -268,7 +278,7 @@ def decode(
     from workers.single import narrate, summary
     from workers.worker import Worker
 
-    cell = plan.grid.cells[-1]
+    cell = next((cell for cell in plan.grid.cells if not cell.is_control), plan.grid.cells[0])
     drafter = None if cell.is_control else plan.drafters[cell.drafter]
     worker = Worker(plan.models[cell.model])
     spec = DecodeSpec(config.decode.gen_length, cell.temperature, cell.seed, config.decode.stop)
@@ -308,20 +318,22 @@ def train_drafter(
     model: Annotated[str, typer.Option(help="The target, an entry of configs/model.")] = "tiny-sdar",
     task: Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used.")] = "arith",
     out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
-    prompts: Annotated[int, typer.Option(help="How many prompts to trace; a tenth is held out.")] = 1500,
+    prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
     overrides: Overrides = None,
 ) -> None:
     """Trace a target's draft-free decoding, train the order model on it, and print its held-out accuracy."""
     from spot.training.order import OrderSettings
     from workers.traces import train_drafter as train
 
+    sectioned = {text: "." in text.partition("=")[0] for text in overrides or []}  # task.gsm8k.path=FILE is the grid's
     chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]", f"task.{task}.split=train"]
+    chosen += [text for text, of_grid in sectioned.items() if of_grid]
     config, source = configs.load("quickstart", chosen)
     if "size" in config.task[task]:  # a generated data set is as large as it is asked to be
         config, source = configs.load("quickstart", [*chosen, f"task.{task}.size={prompts}"])
     plan = make_plan(config, source, backend())
     rows = plan.tasks[task].rows[:prompts]
-    settings = configs.settings(OrderSettings(), overrides or [])
+    settings = configs.settings(OrderSettings(), [text for text, of_grid in sectioned.items() if not of_grid])
     for line in train(plan.models[model], task, rows, config.decode.gen_length, settings, out):
         print(line, flush=True)
 

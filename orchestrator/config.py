@@ -8,7 +8,7 @@ the input is a `UserError` naming the file (or the command line) and the key. de
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -204,7 +204,7 @@ def _build(
     for key, value in raw.items():  # one at a time, so that an error has a key
         merged = _merge(merged, {key: value}, key, file)
     for text in overrides:
-        merged = _override(merged, text)
+        merged = _override(merged, text, stored)
     try:
         for key in OmegaConf.missing_keys(merged):
             raise source.error(key.partition("[")[0], "???: a value is missing")
@@ -230,7 +230,7 @@ def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
     return merged
 
 
-def _override(config: DictConfig, text: str) -> DictConfig:
+def _override(config: DictConfig, text: str, stored: Mapping[str, Any] | None = None) -> DictConfig:
     key, equals, _ = text.partition("=")
     if not equals or not key:
         raise UserError(COMMAND_LINE, text, "not an override; write key=value, for instance limit=5")
@@ -240,8 +240,10 @@ def _override(config: DictConfig, text: str) -> DictConfig:
         raise UserError(COMMAND_LINE, key, f"{text!r} is not YAML; quote it, or close its brackets") from None
     section, _, rest = key.partition(".")
     name = rest.partition(".")[0]
-    if section in CATALOGUE and section in config and name not in [*known(section), *config[section]]:
-        raise unknown(COMMAND_LINE, key, section, name, [*known(section), *config[section]])
+    if section in CATALOGUE and section in config:
+        names = [*known(section), *config[section], *(stored or {}).get(section, {})]
+        if name not in names:
+            raise unknown(COMMAND_LINE, key, section, name, names)
     return _merge(config, change, key, COMMAND_LINE)
 
 

@@ -11,11 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from orchestrator.executors import Died, Event, Executor, Finished, one_line
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Record, score_key
+from orchestrator.ledger import Ledger, Record, end_status, score_key
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
 from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
@@ -55,6 +56,8 @@ class NoMirror:
 class Outcome:
     """How a run ended. `bugs` and `failed` list the (cell, row) of the whole sweep, not of this run alone.
 
+    `status` is MLflow's word for it.
+
     `ran` counts the decode records of this run, `ignored` those that came for a place already taken; `given_up` says
     which models could not be loaded, and why: their samples are left undone.
     """
@@ -65,6 +68,7 @@ class Outcome:
     bugs: tuple[tuple[Cell, str], ...]
     given_up: dict[str, str]
     interrupted: bool
+    status: str
 
     @property
     def exit_code(self) -> int:
@@ -72,13 +76,6 @@ class Outcome:
         if self.interrupted:
             return 130
         return 1 if self.bugs or self.failed or self.given_up else 0
-
-    @property
-    def status(self) -> str:
-        """MLflow's word for it. A failed sample is a result; a bug or a model that will not load is not."""
-        if self.interrupted:
-            return "KILLED"
-        return "FAILED" if self.bugs or self.given_up else "FINISHED"
 
 
 class Driver:
@@ -99,37 +96,58 @@ class Driver:
         self._make_executor, self._workers, self._say, self._clock = make_executor, workers, say, clock
         self._tally = Tally(plan, ledger)
         self._interrupts = 0
+        self._on_first_signal: Callable[[], None] = _stop
 
     def run(self, retry_failed: bool = False) -> Outcome:
         """Decode, score and record everything that is missing; returns when nothing is, or on Ctrl-C."""
         status = "FAILED"
+        with self._handling_signals():
+            try:
+                outcome = self._run(retry_failed)
+                status = outcome.status
+                return outcome
+            except KeyboardInterrupt:
+                status = "KILLED"
+                raise
+            finally:
+                self._end(status)
+
+    def _run(self, retry_failed: bool) -> Outcome:
+        self._score_held()
+        waves = self._plan.waves(self._ledger.results(), retry_failed)
+        schedule = Schedule(waves, self._workers, self._plan.config.retries)
+        if not schedule.finished:
+            self._work(schedule)
+        return self._outcome(schedule)
+
+    def _end(self, status: str) -> None:
+        """Whatever becomes of the last sync, MLflow is told that the sweep has ended."""
+        self._interrupts, self._on_first_signal = 0, lambda: self._say("ending; once more to stop now")
         try:
-            self._score_held()
-            waves = self._plan.waves(self._ledger.results(), retry_failed)
-            schedule = Schedule(waves, self._workers, self._plan.config.retries)
-            if not schedule.finished:
-                self._work(schedule)
-            outcome = self._outcome(schedule)
-            status = outcome.status
-            return outcome
-        except KeyboardInterrupt:
-            status = "KILLED"
+            self._publish(force=True)
+        except BaseException:
+            status = "FAILED"
             raise
         finally:
-            self._publish(force=True)
             self._mirror.finish(status)
 
     # ---- the loop
 
     def _work(self, schedule: Schedule) -> None:
-        executor = self._make_executor()
-        self._tally.begin(self._clock())
+        executor = None
         try:
-            with self._draining_on_signal(schedule):
-                while not schedule.finished:
-                    self._turn(schedule, executor)
+            executor = self._make_executor()
+            self._tally.begin(self._clock())
+            self._on_first_signal = partial(self._drain, schedule)
+            while not schedule.finished:
+                self._turn(schedule, executor)
         finally:
-            executor.close()
+            if executor is not None:
+                executor.close()
+
+    def _drain(self, schedule: Schedule) -> None:
+        schedule.drain()
+        self._say("stopping after the samples in flight; once more to stop now")
 
     def _turn(self, schedule: Schedule, executor: Executor) -> None:
         for decision in schedule.decide():
@@ -235,18 +253,21 @@ class Driver:
             bugs=tuple((cell, row) for cell, row, record in held if record.get("difference") == "bug"),
             given_up=schedule.given_up,
             interrupted=self._interrupts > 0 and len(held) < len(samples),
+            status=end_status(self._plan.rows, results),
         )
 
     @contextmanager
-    def _draining_on_signal(self, schedule: Schedule) -> Iterator[None]:
-        """Ctrl-C or SIGTERM lets what is running end; a second one raises KeyboardInterrupt."""
+    def _handling_signals(self) -> Iterator[None]:
+        """Ctrl-C or SIGTERM stops what has not begun, lets what is running end, and leaves the end alone.
+
+        A second one raises KeyboardInterrupt.
+        """
 
         def handle(*_: object) -> None:
             self._interrupts += 1
             if self._interrupts > 1:
-                raise KeyboardInterrupt
-            schedule.drain()
-            self._say("stopping after the samples in flight; once more to stop now")
+                _stop()
+            self._on_first_signal()
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -256,6 +277,10 @@ class Driver:
                 signal.signal(number, handler)
 
 
+def _stop() -> None:
+    raise KeyboardInterrupt
+
+
 def failures(job: Job, error: str, now: float) -> list[Record]:
     """The `failed` decode records of a condemned job, one a cell."""
     methods = [method for method in (job.task.control, *job.task.methods) if method is not None]
@@ -263,11 +288,7 @@ def failures(job: Job, error: str, now: float) -> list[Record]:
 
 
 def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Record:
-    """A `failed` decode record. Everything measured is null."""
-    unmeasured = (
-        "text text_sha tokens length nfe cache_passes steps drafted drafted_passes accepted accepted_by_depth "
-        "control_nfe control_seconds control_sha identical difference seconds"
-    )
+    """A `failed` decode record, without anything measured."""
     return {
         "kind": "decode",
         "sweep": task.sweep,
@@ -276,7 +297,6 @@ def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Rec
         "attempt": method.attempt,
         "status": "failed",
         "error": error,
-        **dict.fromkeys(unmeasured.split()),
         "device": task.model.device,
         "dtype": task.model.dtype,
         "threads": task.model.threads,

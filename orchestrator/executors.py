@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from orchestrator.config import ROOT, Config, Source, Workers
@@ -80,7 +81,7 @@ def one_line(error: BaseException) -> str:
 
 
 class InlineExecutor:
-    """One job an event, in this process: for a debugger, and for tests. Threads are torch's own business here."""
+    """One job an event, in this process: for a debugger, and for tests. The model sets its threads in this process."""
 
     def __init__(self, make_worker: MakeWorker) -> None:
         self._make_worker = make_worker
@@ -222,15 +223,16 @@ def connect(workers: Workers, count: int) -> None:
     if workers.address is not None:
         ray.init(address=workers.address, **quiet)
         return
+    here = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, **quiet}
+    start = partial(ray.init, address="local", num_cpus=count * workers.threads, **here)
     try:
-        ray.init(
-            address="local",
-            num_cpus=count * workers.threads,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            **quiet,
-        )
-    except Exception as error:  # Ray raises a bare Exception where a busy machine starts it too slowly
+        start()
+        return
+    except Exception:  # Ray raises a bare one where a busy machine, or the end of an earlier Ray, starts it too slowly
+        ray.shutdown()
+    try:
+        start()
+    except Exception as error:
         wrong = f"Ray did not start here ({one_line(error)}); try again, or workers.executor=inline"
         raise UserError("", "workers.executor", wrong) from None
 

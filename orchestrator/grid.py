@@ -151,7 +151,7 @@ def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec,
         drafter=drafter.name,
         method=drafter.method,
         drafter_sha=drafter.sha,
-        drafter_options=drafter.options,
+        drafter_options=_frozen(drafter.options),
         budget=budget,
         temperature=group.temperature,
         seed=group.seed,
@@ -180,5 +180,5 @@ def _distinct(axis: str, values: Iterable[Any], notes: list[str]) -> list[Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, all the way down, so that a cell read from YAML equals the one written."""
+    """Lists as tuples, nested ones too, so that a cell read from YAML equals the one written."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value

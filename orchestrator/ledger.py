@@ -35,7 +35,8 @@ ScoreKey = tuple[str, str, str, str]  # (task, row id, text sha, scorer version)
 class Sweep:
     """sweep.yaml. `cells` are those of the grid as it was last run; `retired` those that it once had.
 
-    `rows` maps a cell key to the row ids planned for it. `environment` is what the results were made with.
+    `rows` maps a cell key to the row ids planned for it. `environment` is what the results were made with. `id` tells
+    sweeps of one name apart; one from before there were ids has none.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Sweep:
     rows: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, Any] = field(default_factory=dict)
     retired: tuple[Cell, ...] = ()
+    id: str = ""
 
 
 # ---- sweep.yaml
@@ -72,6 +74,7 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
         rows={cell["key"]: lists[cell["rows"]] for cell in plain["cells"]},
         environment=plain["environment"],
         retired=tuple(_cell(cell) for cell in plain["retired"]),
+        id=plain.get("id", ""),
     )
 
 
@@ -87,6 +90,7 @@ def write_sweep(sweep: Sweep) -> None:
     lists = {ids: number for number, ids in enumerate(dict.fromkeys(sweep.rows.values()))}
     plain = {
         "name": sweep.name,
+        "id": sweep.id,
         "config": sweep.config,
         "environment": dict(sweep.environment),
         "cells": [
@@ -157,7 +161,11 @@ class Ledger:
                     raise UserError(f"{path}:{number}", "", "damaged record; move this line out of the file") from None
 
     def results(self) -> Mapping[Sample, Record]:
-        """The decode record that counts for each (cell, row): the first `ok` one, else the last failure."""
+        """The decode record that counts for each (cell, row): the first `ok` one, else the last failure.
+
+        design.md's "first record is the result" would leave nothing to a retry (`resume --retry-failed`): a failure is
+        not a result, and one that was tried again says more of why.
+        """
         return self._results
 
     def scores(self) -> Mapping[ScoreKey, Record]:
@@ -222,6 +230,18 @@ class Ledger:
             self._file = _next_segment(self.folder).open("ab")
             _sync_folder(self.folder / "segments")
         return self._file
+
+
+def end_status(rows: Mapping[str, tuple[str, ...]], results: Mapping[Sample, Record]) -> str:
+    """MLflow's word for a sweep at its end; `rows` are the planned ones by cell.
+
+    KILLED with a sample undone, for whatever reason: the ledger does not know it, and MLflow shows what the ledger
+    says. A failed sample is a result; a losslessness bug fails the sweep.
+    """
+    held = [results.get((cell, row)) for cell, planned in rows.items() for row in planned]
+    if None in held:
+        return "KILLED"
+    return "FAILED" if any(record and record.get("difference") == "bug" for record in held) else "FINISHED"
 
 
 def score_key(record: Record) -> ScoreKey:

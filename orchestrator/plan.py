@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 from orchestrator.config import Config, Source
 from orchestrator.grid import Cell, DataSet, Grid, Group, expand
@@ -185,11 +186,15 @@ def _found(
 
 
 def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
-    """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired."""
+    """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired.
+
+    The id is random: two people's sweeps may have one name and one MLflow server.
+    """
     once = (*previous.cells, *previous.retired) if previous is not None else ()
     retired = tuple(cell for cell in once if cell.key not in plan.cells)
     config = plan.config.as_dict()
-    return Sweep(folder, plan.config.name, config, plan.grid.cells, plan.rows, environment, retired)
+    sweep_id = previous.id if previous is not None else uuid4().hex
+    return Sweep(folder, plan.config.name, config, plan.grid.cells, plan.rows, environment, retired, sweep_id)
 
 
 # ---- what `plan` and `status` print

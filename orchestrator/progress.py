@@ -60,8 +60,10 @@ def view(console: Console, clock: Callable[[], float] = time.monotonic) -> Itera
     """A live panel if `console` is a terminal, else at most one line every LINE_EVERY seconds of `clock`."""
     if not console.is_terminal:
         lines = _Lines(console, clock)
-        yield lines
-        lines.close()
+        try:
+            yield lines
+        finally:
+            lines.close()
         return
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         yield _Panel(live)

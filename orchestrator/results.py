@@ -20,11 +20,12 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator import grid
 from orchestrator.grid import Cell
 from orchestrator.ledger import Ledger, Sweep, read_sweep
 
 AXES = ("model", "task", "drafter", "method", "budget", "temperature", "seed", "gen_length", "stop")
-CONTROL = "none"
+CONTROL = grid.CONTROL.name  # the drafter and the method of a cell without drafts
 _FIELDS = ("cell", "row", "status", "error", "text", "text_sha", "length", "nfe", "cache_passes", "drafted",
            "drafted_passes", "accepted", "accepted_by_depth", "control_nfe", "control_seconds", "control_sha",
            "identical", "difference", "device", "dtype", "threads", "node", "started", "finished")  # fmt: skip
@@ -48,26 +49,16 @@ def is_oracle(method: str) -> bool:
 def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.DataFrame:
     """One row a (cell, data-set row) of the plan that has a decode record: axes, measurements and `correct`.
 
-    Of several records of a (cell, row) the first good one counts. `seconds` is the decoding time, `seconds_PHASE` its
+    `decodes` are the ledger's, one a (cell, row). `seconds` is the decoding time, `seconds_PHASE` its
     parts, all in seconds. Scores join by (task, row, text_sha), the latest one wins; `correct` is None where there is
     none. Texts that a record left out because they equal the control's are put back.
     """
     cells = {cell.key: cell for cell in sweep.cells}
     planned = {(key, row) for key, rows in sweep.rows.items() for row in rows}
-    rows = [_sample(cells[cell], record) for (cell, row), record in _results(decodes).items() if (cell, row) in planned]
+    rows = [_sample(cells[record["cell"]], record) for record in decodes if (record["cell"], record["row"]) in planned]
     columns = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
     samples = pd.DataFrame(rows, columns=columns).astype(object)
     return _join_scores(_restore_texts(samples), scores)
-
-
-def _results(decodes: Iterable[dict]) -> dict[tuple[str, str], dict]:
-    """By (cell, row): the first good record, else the last failure, as the ledger has it."""
-    held: dict[tuple[str, str], dict] = {}
-    for record in decodes:
-        key = (record["cell"], record["row"])
-        if key not in held or held[key]["status"] != "ok":
-            held[key] = record
-    return held
 
 
 def load(folder: Path) -> tuple[Sweep, pd.DataFrame]:

@@ -26,7 +26,7 @@ import pandas as pd
 
 from orchestrator import results
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Record, Sweep, read_sweep
+from orchestrator.ledger import Ledger, Record, Sweep, end_status, read_sweep
 
 if TYPE_CHECKING:  # importing mlflow takes seconds, which the mirror's thread spends, not the driver
     from mlflow import MlflowClient
@@ -124,16 +124,7 @@ def rebuild(uri: str, folder: Path, report: Report | None = None) -> None:
     sweep = read_sweep(folder)
     runs = _Runs(uri, sweep)
     runs.replay()
-    runs.finish(_end_status(sweep), report)
-
-
-def _end_status(sweep: Sweep) -> Status:
-    """As the driver ends it: failed samples fail their cells, a losslessness bug fails the sweep."""
-    found = Ledger(sweep.folder).results()
-    planned = [found.get((cell.key, row)) for cell in sweep.cells for row in sweep.rows[cell.key]]
-    if None in planned:
-        return "KILLED"
-    return "FAILED" if any(record and record.get("difference") == "bug" for record in planned) else "FINISHED"
+    runs.finish(end_status(sweep.rows, Ledger(folder).results()), report)
 
 
 # -------------------------------------------------------------------------------------------------------- the runs
@@ -157,7 +148,7 @@ class _Runs:
 
     def _find(self) -> None:
         """Take over the sweep's runs. RUNNING ones have no driver any more: KILLED, until something is logged."""
-        found = _search(self._client, self._experiment, self._sweep.name)
+        found = _search(self._client, self._experiment, self._sweep.name, self._sweep.id)
         parents = [run for run in found if "cell" not in run.data.tags]
         for run in found:
             if run.info.status == "RUNNING":
@@ -184,13 +175,14 @@ class _Runs:
             self._client.log_batch(run_id, params=[Param(name, str(value)) for name, value in values.items()])
 
     def _create_parent(self) -> str:
-        tags = {"sweep": self._sweep.name, "kind": "sweep"}
+        tags = {"sweep": self._sweep.name, "sweep_id": self._sweep.id, "kind": "sweep"}
         run = self._client.create_run(self._experiment, tags=tags, run_name=self._sweep.name)
         self._log_params(run.info.run_id, {"cells": len(self._sweep.cells)})
         return run.info.run_id
 
     def _create_child(self, cell: Cell, started: int) -> str:
-        tags = {"sweep": self._sweep.name, "cell": cell.key, "kind": "cell", "mlflow.parentRunId": self._parent}
+        tags = {"sweep": self._sweep.name, "sweep_id": self._sweep.id, "kind": "cell", "cell": cell.key}
+        tags |= {"mlflow.parentRunId": self._parent}
         run = self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=cell.label)
         self._log_params(run.info.run_id, results.axes(cell))
         self._children[cell.key], self._status[cell.key] = run.info.run_id, "RUNNING"
@@ -389,8 +381,8 @@ def _experiment(client: MlflowClient, uri: str) -> str:
     return client.create_experiment(EXPERIMENT, artifact_location=location)
 
 
-def _search(client: MlflowClient, experiment: str, sweep: str) -> list[Run]:
-    """Every run of the sweep, oldest first, page after page."""
+def _search(client: MlflowClient, experiment: str, sweep: str, sweep_id: str = "") -> list[Run]:
+    """Every run of the sweep of this name and id, oldest first, page after page. Another's runs stay its own."""
     found: list[Run] = []
     token: str | None = None
     while True:
@@ -399,4 +391,4 @@ def _search(client: MlflowClient, experiment: str, sweep: str) -> list[Run]:
         )
         found += page
         if not (token := page.token):
-            return found
+            return [run for run in found if run.data.tags.get("sweep_id", "") == sweep_id]

@@ -59,6 +59,11 @@ def test_the_page_has_table_figures_verdict_and_samples(tmp_path):
     assert text.count("<details>") == 2 and "text of r1" in text and "control: 60 → spot 8: 15" in text
 
 
+def test_the_environment_is_shown(tmp_path):
+    text = page(tmp_path)
+    assert "<div>torch: 2.9</div>" in text and "<div>threads: 1</div>" in text
+
+
 def test_every_element_is_closed_in_turn(tmp_path):
     parser = Balance()
     parser.feed(page(tmp_path))

@@ -114,6 +114,14 @@ def test_a_stored_config_reads_back_as_it_was_and_does_not_follow_the_catalogue(
     assert "tokgate" not in load_stored(stored, Path("sweep.yaml"))[0].drafter["spot"]
 
 
+def test_an_entry_that_only_the_stored_config_knows_can_be_overridden():
+    stored = load("quickstart")[0].as_dict()
+    stored["drafter"]["bold"] = stored["drafter"].pop("spot")
+    stored["drafters"] = ["bold"]
+    config, _ = load_stored(stored, Path("sweep.yaml"), ["drafter.bold.tokgate=0.5"])
+    assert config.drafter["bold"]["tokgate"] == 0.5
+
+
 def test_every_bundled_grid_is_valid():
     for name in ("quickstart", "gsm8k-tiny"):
         assert load(name)[0].name == name

@@ -1,5 +1,6 @@
 """A sweep end to end in this process: what is recorded, what a crash costs, what a changed grid reuses."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_losslessness_bug_fails_the_sweep_and_says_where(folder):
 def test_a_model_that_cannot_be_loaded_is_given_up_and_its_samples_stay_open(folder):
     outcome = drive(Fakes(unloadable=frozenset({"tiny-sdar"})), folder)
     assert outcome.given_up == {"tiny-sdar": "OSError: weights cannot be read"}
-    assert (outcome.exit_code, outcome.ran) == (1, 0)
+    assert (outcome.exit_code, outcome.ran, outcome.status) == (1, 0, "KILLED")  # as `sync` would have it
     assert drive(Fakes(), folder).exit_code == 0
 
 
@@ -193,8 +194,6 @@ def test_the_mirror_is_told_of_a_driver_that_fails(folder):
 def interrupting(fakes, times):
     class Interrupting(InlineExecutor):
         def submit(self, worker, job, task):
-            import signal
-
             super().submit(worker, job, task)
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
@@ -215,8 +214,6 @@ def interrupting_once(fakes):
         done = False
 
         def submit(self, worker, job, task):
-            import signal
-
             super().submit(worker, job, task)
             if not self.done:
                 self.done = True
@@ -231,6 +228,38 @@ def test_a_second_ctrl_c_stops_at_once(folder):
         drive(fakes, folder, mirror=mirror, make_executor=interrupting(fakes, 2))
     assert mirror.status == "KILLED"
     assert drive(Fakes(), folder).exit_code == 0
+
+
+def test_a_signal_before_the_work_begins_stops_at_once(folder):
+    mirror = Recorder()
+    with pytest.raises(KeyboardInterrupt):
+        drive(Fakes(), folder, mirror=mirror, make_executor=lambda: signal.raise_signal(signal.SIGTERM))
+    assert mirror.status == "KILLED"
+
+
+def test_a_signal_while_mlflow_is_brought_up_changes_nothing_and_a_second_one_stops(folder):
+    class Signalled(Recorder):
+        def finish(self, status):
+            super().finish(status)
+            signal.raise_signal(signal.SIGTERM)
+
+    mirror, said = Signalled(), []
+    assert drive(Fakes(), folder, mirror=mirror, said=said).exit_code == 0
+    assert mirror.status == "FINISHED"
+    assert said == ["ending; once more to stop now"]
+
+
+def test_a_disk_that_fails_at_the_end_still_ends_the_sweep_in_mlflow(folder, monkeypatch):
+    def failing(ledger, now, force=False):
+        if force:
+            raise OSError("no space left")
+        return []
+
+    monkeypatch.setattr(Ledger, "sync", failing)
+    mirror = Recorder()
+    with pytest.raises(OSError, match="no space left"):
+        drive(Fakes(), folder, mirror=mirror)
+    assert mirror.status == "FAILED"
 
 
 def test_a_record_for_a_place_already_taken_is_ignored_and_counted(folder):

@@ -5,8 +5,10 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -277,7 +279,7 @@ def test_sweep_yaml_says_what_was_run():
     run("run", "quickstart", *INLINE)
     sweep = read_sweep(launch.Path("runs/quickstart"))
     assert sweep.config["limit"] == 2
-    assert sweep.environment == {"tiny-sdar": {"fake": 1}}
+    assert sweep.environment == {"fake": 1}
     assert sweep.cells[0].label == "tiny-sdar · arith · control · T0 · s0"
     assert json.dumps(sweep.config)
 
@@ -294,3 +296,59 @@ def test_a_type_error_of_an_entry_is_about_the_entry(monkeypatch, capsys):
     monkeypatch.setattr(Fakes, "load_task", load_task)
     assert run("plan", "quickstart") == 2
     assert capsys.readouterr().err == "error: configs/task/arith.yaml: task.arith: '<' not supported\n"
+
+
+def test_the_environment_is_the_one_that_made_the_results(monkeypatch):
+    run("run", "quickstart", *INLINE)
+    backend = Fakes.backend
+    monkeypatch.setattr(Fakes, "backend", lambda fakes: replace(backend(fakes), environment=lambda model: {"fake": 2}))
+    made = []
+    for overrides in (INLINE, (*INLINE, "limit=3")):
+        run("run", "quickstart", *overrides)
+        made.append(read_sweep(Path("runs/quickstart")).environment)
+    assert made == [{"fake": 1}, {"fake": 2}]
+
+
+def test_an_amended_sweep_keeps_its_id_and_another_of_its_name_has_its_own():
+    run("run", "quickstart", *INLINE)
+    run("run", "quickstart", *INLINE, "limit=3")
+    run("run", "quickstart", *INLINE, "store=other")
+    mine, other = (read_sweep(Path(store, "quickstart")).id for store in ("runs", "other"))
+    assert len(mine) == len(other) == 32
+    assert mine != other
+
+
+def test_train_drafter_gives_keys_with_a_section_to_the_grid_and_the_rest_to_the_training(monkeypatch):
+    given = []
+    monkeypatch.setattr("launch.backend", Fakes().backend)
+    monkeypatch.setattr("workers.traces.train_drafter", lambda *arguments: given.extend(arguments) or [])
+    assert run("train-drafter", "--prompts", "12", "steps=7", "decode.gen_length=64", "task.arith.split=test") == 0
+    assert len(given[2]) == 12
+    assert given[3] == 64
+    assert given[4].steps == 7
+    assert run("train-drafter", "--prompts", "9") == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chosen"),
+    [((), ("spot", 8)), (("drafters=[stale,spot]", "budgets=[0,4,20]"), ("stale", 4)), (("budgets=[0]",), (None, 0))],
+)
+def test_decode_takes_the_first_value_of_every_axis(overrides, chosen, monkeypatch):
+    taken = []
+
+    class Decoder:
+        def __init__(self, model):
+            pass
+
+        def decode(self, task, method):
+            taken.append((method.drafter and method.drafter.name, method.budget))
+            return SimpleNamespace(tokens=[])
+
+        def text(self, tokens):
+            return ""
+
+    monkeypatch.setattr("launch.backend", Fakes().backend)
+    monkeypatch.setattr("workers.worker.Worker", Decoder)
+    monkeypatch.setattr("workers.single.summary", lambda decoding: "")
+    assert run("decode", "--no-passes", "How many?", *overrides) == 0
+    assert taken == [chosen]

@@ -87,3 +87,12 @@ def test_a_terminal_gets_a_live_panel():
 )
 def test_durations_read_well(seconds, text):
     assert progress.duration(seconds) == text
+
+
+def test_a_log_ends_with_the_last_state_even_if_the_sweep_does_not_end_well():
+    console = Console(file=io.StringIO())
+    with pytest.raises(KeyboardInterrupt), progress.view(console, clock=lambda: 0.0) as shown:
+        for done in (1, 2):
+            shown.update(progress.Progress(cells_done=0, cells=1, samples_done=done, samples=9))
+        raise KeyboardInterrupt
+    assert "2/9 samples" in console.file.getvalue()

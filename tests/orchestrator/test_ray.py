@@ -3,7 +3,8 @@
 import pytest
 
 from orchestrator.config import Workers
-from orchestrator.executors import RayExecutor
+from orchestrator.errors import UserError
+from orchestrator.executors import RayExecutor, connect
 from orchestrator.ledger import Ledger
 from tests.orchestrator.conftest import drive, plan_of
 from tests.orchestrator.fakes import Fakes
@@ -34,3 +35,21 @@ def test_an_actor_that_exits_costs_its_poison_sample_and_nothing_else(tmp_path):
 
 def _result(record):
     return {name: value for name, value in record.items() if name != "attempt"}  # a neighbour of the poison has more
+
+
+@pytest.mark.parametrize(("failures", "starts"), [(0, 1), (1, 2), (2, 2)])
+def test_a_ray_that_does_not_start_is_started_once_more(failures, starts, monkeypatch):
+    calls = []
+
+    def init(**options):
+        calls.append(options)
+        if len(calls) <= failures:
+            raise Exception("the processes of another driver are still ending")
+
+    monkeypatch.setattr("ray.init", init)
+    if failures < 2:
+        connect(Workers(), 2)
+    else:
+        with pytest.raises(UserError, match="Ray did not start here"):
+            connect(Workers(), 2)
+    assert len(calls) == starts

@@ -90,11 +90,6 @@ def test_the_latest_score_of_a_text_wins():
     assert line(summarised(plan, records, [again, *scores]), "s")["accuracy"] == 1.0
 
 
-def test_the_first_record_of_a_cell_and_row_is_the_result():
-    plan, records, _ = two_rows()
-    assert line(summarised(plan, [*records, decode("s", "r0", 1, 60)]), "s")["nfe"] == 20.0
-
-
 def test_rows_outside_the_plan_are_left_out():
     plan, records, _ = two_rows()
     assert line(summarised(plan, [*records, decode("s", "r7", 1, 60)]), "s")["n"] == 2

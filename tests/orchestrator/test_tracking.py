@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -118,6 +119,17 @@ def test_a_resumed_sweep_reuses_its_runs_and_sends_only_what_is_missing(uri, tmp
     mirrored(uri, sweep, RECORDS[2:], SCORES)
     assert {key: run.info.run_id for key, run in runs(uri).items()} == {k: r.info.run_id for k, r in first.items()}
     assert {run.info.status for run in runs(uri).values()} == {"FINISHED"} and len(history(uri, SPOT, "nfe")) == 2
+
+
+def test_two_sweeps_of_one_name_on_one_server_have_runs_of_their_own(uri, tmp_path):
+    mine, other = (on_disk(tmp_path / where, CONTROL, SPOT, records=RECORDS) for where in ("mine", "other"))
+    mirrored(uri, replace(mine, id="a"), RECORDS)
+    mirrored(uri, replace(other, id="b"), RECORDS)
+    client = tracking._client(uri)
+    experiment = client.get_experiment_by_name("spot-sweeps").experiment_id
+    found = [{run.info.run_id for run in tracking._search(client, experiment, "first", which)} for which in "ab"]
+    assert [len(runs) for runs in found] == [3, 3]
+    assert not found[0] & found[1]
 
 
 def test_orphans_of_a_killed_driver_become_killed_and_no_param_conflicts(uri, tmp_path):
