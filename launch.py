@@ -233,6 +233,7 @@ def sync(name: SweepName, overrides: Overrides = None) -> None:
         raise
     except Exception as error:  # whatever MLflow and its database make of it
         raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
+    _print(Console(), f"MLflow at {uri} has all of {folder}")
 
 
 @app.command()

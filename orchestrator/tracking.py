@@ -94,10 +94,11 @@ class Mirror:
         try:
             action(*arguments)
         except Exception as failure:
+            first, self.error = self.error is None, f"{type(failure).__name__}: {failure}".partition("\n")[0][:200]
             self.behind, self._runs = True, None
             self._retry_at = self._clock() + RETRY_SECONDS
-            self.error = f"{type(failure).__name__}: {failure}".partition("\n")[0]
-            _log.warning("MLflow at %s is behind, the ledger has everything: %s", self._uri, self.error)
+            if first:
+                _log.warning("MLflow at %s is behind, the ledger has everything: %s", self._uri, self.error)
 
     def _mirror(self, decodes: Sequence[Record], scores: Sequence[Record]) -> None:
         if not self.behind and self._runs:

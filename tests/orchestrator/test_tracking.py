@@ -271,3 +271,15 @@ def test_a_server_that_hangs_blocks_neither_push_nor_finish(tmp_path, monkeypatc
     mirror.finish("FINISHED", timeout=0.05)
     assert mirror.behind
     released.set()
+
+
+def test_a_server_that_stays_away_is_complained_about_once(tmp_path, monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr(tracking, "_Runs", lambda uri, sweep: Flaky(failures=1))
+    mirror = tracking.Mirror("http://nowhere", on_disk(tmp_path, CONTROL), clock=lambda: now[0])
+    for now[0] in (0.0, 31.0, 62.0):
+        mirror._guard(mirror._mirror, [], [])
+    assert mirror.behind
+    assert [record.getMessage() for record in caplog.records] == [
+        "MLflow at http://nowhere is behind, the ledger has everything: ConnectionError: server away"
+    ]
