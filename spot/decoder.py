@@ -93,26 +93,23 @@ def decode(
     watch: Watch | None = None,
 ) -> Decoding:
     """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0."""
-    config, clock = target.config, Stopwatch()
+    config, size = target.config, target.config.block_length
+    run = _Run(target, settings, noise, drafter if budget else None, budget, watch)
     cache_passes = target.prefill(prompt)
-    clock.lap("prefill")
-    size = config.block_length
+    run.clock.lap("prefill")
     end = -(-(len(prompt) + settings.gen_length) // size) * size
-    commits: list[tuple[int, int]] = []
-    passes: list[Pass] = []
     text = list(prompt)
-    draft = drafter.draft if drafter and budget else lambda context, budget: []
     for start in range(len(prompt) // size * size, end, size):
         block = tuple(text[start:]) + (config.mask_id,) * (size - len(text[start:]))
-        finished = _decode_block(target, block, start, settings, noise, draft, budget, watch, clock, commits, passes)
-        text[start:] = finished
-        target.advance(torch.tensor(finished, device=target.device))
+        text[start:] = run.fill(block, start)
+        target.advance(torch.tensor(text[start:], device=target.device))
         if settings.stop == "eos" and config.stop_ids.intersection(text[max(start, len(prompt)) :]):
             break
     generated = text[len(prompt) :][: settings.gen_length]
     tokens = cut_at_stop(generated, config.stop_ids)
-    clock.lap("rest")
-    return Decoding(tokens, min(len(tokens) + 1, len(generated)), commits, passes, cache_passes, clock.seconds)
+    length = min(len(tokens) + 1, len(generated))
+    run.clock.lap("rest")
+    return Decoding(tokens, length, run.commits, run.passes, cache_passes, run.clock.seconds)
 
 
 def cut_at_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
@@ -120,45 +117,51 @@ def cut_at_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
     return next((tokens[:i] for i, token in enumerate(tokens) if token in stop_ids), tokens)
 
 
-def _decode_block(
-    target: Target,
-    state: State,
-    start: int,
-    settings: Settings,
-    noise: Noise,
-    draft: Callable[[Context, int], list[State]],
-    budget: int,
-    watch: Watch | None,
-    clock: Stopwatch,
-    commits: list[tuple[int, int]],
-    passes: list[Pass],
-) -> State:
-    """Fill one block, appending to `commits` and `passes`. Its first pass has no table yet and carries no drafts."""
-    mask_id = target.config.mask_id
-    table: StaleTable | None = None
-    first = len(commits)
-    while mask_id in state:
-        drafts: list[State] = []
-        if table is not None:
-            context = Context(table, state, start, len(commits) - first, mask_id, settings.temperature, noise)
-            clock.lap("rest")
-            drafts = usable(draft(context, budget), state, mask_id)[:budget]
-            clock.lap("draft")
-        nodes = [state, *drafts]
-        tokens = torch.tensor(nodes, device=target.device)
-        logits = target(tokens)
-        positions, chosen = next_commits(
-            logits, tokens, start, len(commits) - first, mask_id, settings.temperature, noise
-        )
-        clock.lap("target")
-        path, state = walk(nodes, positions, chosen)
-        commits += [(start + positions[node], chosen[node]) for node in path]
-        passes.append(Pass(len(drafts), len(path) - 1))
-        if watch:
-            for step, node in enumerate(path, start=len(commits) - first - len(path)):
-                watch(Visit(start, step, nodes[node], logits[node]))
-        table = StaleTable.read(logits[path[-1]], tokens[path[-1]] == mask_id, mask_id)
-    return state
+@dataclass
+class _Run:
+    """One decoding under way: what it was asked, and what it has done so far."""
+
+    target: Target
+    settings: Settings
+    noise: Noise
+    drafter: Drafter | None
+    budget: int
+    watch: Watch | None
+    clock: Stopwatch = field(default_factory=Stopwatch)
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+
+    def fill(self, state: State, start: int) -> State:
+        """Fill the block at `start`. Its first pass has no stale table yet and carries no drafts."""
+        mask_id, first = self.target.config.mask_id, len(self.commits)
+        table: StaleTable | None = None
+        while mask_id in state:
+            step = len(self.commits) - first
+            self.clock.lap("rest")
+            nodes = [state, *self._drafts(table, state, start, step)]
+            self.clock.lap("draft")
+            tokens = torch.tensor(nodes, device=self.target.device)
+            logits = self.target(tokens)
+            positions, chosen = next_commits(
+                logits, tokens, start, step, mask_id, self.settings.temperature, self.noise
+            )
+            self.clock.lap("target")
+            path, state = walk(nodes, positions, chosen)
+            self.commits += [(start + positions[node], chosen[node]) for node in path]
+            self.passes.append(Pass(len(nodes) - 1, len(path) - 1))
+            if self.watch:
+                for ahead, node in enumerate(path):
+                    self.watch(Visit(start, step + ahead, nodes[node], logits[node]))
+            if self.drafter:
+                table = StaleTable.read(logits[path[-1]], tokens[path[-1]] == mask_id, mask_id)
+        return state
+
+    def _drafts(self, table: StaleTable | None, state: State, start: int, step: int) -> list[State]:
+        if self.drafter is None or table is None:
+            return []
+        mask_id = self.target.config.mask_id
+        context = Context(table, state, start, step, mask_id, self.settings.temperature, self.noise)
+        return usable(self.drafter.draft(context, self.budget), state, mask_id)[: self.budget]
 
 
 def usable(drafts: list[State], root: State, mask_id: int) -> list[State]:
