@@ -29,6 +29,11 @@ class Job:
         """The name of the model that decodes it."""
         return self.task.model.name
 
+    @property
+    def suspect(self) -> bool:
+        """A worker has died of it. It shares no worker: a neighbour's delivery, lost in a death, would be blamed."""
+        return self.deaths > 0
+
 
 @dataclass(frozen=True)
 class Start:
@@ -122,7 +127,7 @@ class Schedule:
             return []
         if target != slot.model:
             return self._switch(number, slot, target) if not slot.jobs else []
-        if not slot.ready:
+        if not slot.ready or (slot.jobs and (slot.jobs[0].suspect or self._first(target).suspect)):
             return []
         job = self._pop(target)
         slot.jobs.append(job)
@@ -214,6 +219,9 @@ class Schedule:
             return
         queue = self._queues.setdefault(job.model, {}).setdefault(job.wave, deque())
         (queue.appendleft if front else queue.append)(job)
+
+    def _first(self, model: str) -> Job:
+        return self._queues[model][self._wave(model)][0]
 
     def _pop(self, model: str) -> Job:
         waves, wave = self._queues[model], self._wave(model)

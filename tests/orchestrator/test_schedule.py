@@ -101,6 +101,23 @@ def test_the_job_that_waited_behind_the_poison_is_not_blamed():
     assert [job.deaths for job in cluster.order] == [0]
 
 
+def test_a_delivery_lost_in_a_neighbours_death_convicts_nobody_but_the_poison():
+    """The job before the poison was done, but its delivery dies with the worker: it looks like the one to blame."""
+    tasks = rows("a", 0, 6)
+    poison = ("a-m1", "r3")
+
+    class Lossy(Cluster):
+        def step(self):
+            held = next((queue for queue in self.queues.values() if queue), [])
+            fatal = any(poison in cells(job.task) for job in held)
+            self.deadly = lambda task: fatal
+            super().step()
+
+    cluster = Lossy(Schedule([tasks], 1)).run()
+    assert cluster.condemned == {poison: 1}
+    assert cluster.done == everything(tasks) - cluster.condemned
+
+
 def test_an_attempt_is_counted_for_every_death():
     cluster = Cluster(Schedule([rows("a", 0, 1)], 1), chance=iter([True, False]).__next__).run()
     assert [job.task.methods[0].attempt for job in cluster.order] == [2]
