@@ -291,7 +291,8 @@ def _reach(workers: Workers, source: Source) -> None:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         connect(workers, 0)
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
-        wrong = f"no Ray cluster at {workers.address!r} ({one_line(error)}); start one with: ray start --head"
+        remedy = "start one with: ray start --head; if it asks for a token, set RAY_AUTH_MODE=token"
+        wrong = f"no Ray cluster at {workers.address!r} ({one_line(error)}); {remedy}"
         raise source.error("workers.address", wrong) from None
 
 
