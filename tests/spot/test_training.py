@@ -93,7 +93,7 @@ def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
     assert losses[-1] < losses[0] / 2
     target = targets.load("sdar", tmp_path, 32, torch.float32, "cpu")
     assert sum(file.stat().st_size for file in tmp_path.glob("*")) < 6 * 2**20
-    assert decode(target, list(range(40)), Settings(32), Noise(0)).nfe == 56
+    assert decode(target, list(range(40)), Settings(32, stop="length"), Noise(0)).nfe == 56
 
 
 def test_a_trace_is_what_the_target_saw_and_did(tmp_path):
