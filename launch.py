@@ -35,13 +35,14 @@ from orchestrator.plan import (
     Results,
     backend,
     cell_state,
+    decode_spec,
     estimated_passes,
     make_plan,
     make_sweep,
     model_loads,
 )
 from orchestrator.progress import view
-from workers.work import DecodeSpec, MethodTask, SampleTask
+from workers.work import MethodTask, SampleTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
 
@@ -282,7 +283,7 @@ def decode(
     cell = next((cell for cell in plan.grid.cells if not cell.is_control), plan.grid.cells[0])
     drafter = None if cell.is_control else plan.drafters[cell.drafter]
     worker = Worker(plan.models[cell.model])
-    spec = DecodeSpec(config.decode.gen_length, cell.temperature, cell.seed, config.decode.stop)
+    spec = decode_spec(config, cell.temperature, cell.seed)
     task = SampleTask("", plan.models[cell.model], "prompt", prompt, prompt, spec, None)
     decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
     for line in narrate(worker, decoding) if passes else ():

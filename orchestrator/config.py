@@ -31,6 +31,7 @@ COMMAND_LINE = "command line"
 MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # folders MLflow has given up
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
+UNMASKING, LAYOUTS = ("single", "threshold"), ("batch", "concat")
 CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
 MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
     "family": (str, True),
@@ -43,10 +44,27 @@ MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
 
 @dataclass(frozen=True)
 class Decode:
-    """How every sample is decoded. `gen_length` in tokens; `stop` is "eos" or "length" (design.md §3)."""
+    """How every sample is decoded (design.md §3). `gen_length` in tokens; `stop` is "eos" or "length".
+
+    `unmasking` "single" commits one position a step, "threshold" every one likelier than `threshold`. `layout` packs
+    the nodes of a pass a row each ("batch") or in one row ("concat"). `cache` keeps the prefix's keys and values.
+    `suffix` "skip" leaves out the masked blocks that follow, which block-causal targets do not see anyway. `verify`
+    has one value: a draft is accepted where it equals the target's own next state.
+    """
 
     gen_length: int = 128
     stop: str = "eos"
+    unmasking: str = "single"
+    threshold: float = 0.9
+    layout: str = "batch"
+    cache: bool = True
+    suffix: str = "skip"
+    verify: str = "match"
+
+    @property
+    def commit_threshold(self) -> float | None:
+        """None where one position is committed a step."""
+        return self.threshold if self.unmasking == "threshold" else None
 
 
 @dataclass(frozen=True)
@@ -370,6 +388,11 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
     yield "decode.gen_length", decode.gen_length > 0, f"{decode.gen_length}: one token or more"
     yield "decode.stop", decode.stop in ("eos", "length"), f"{decode.stop!r}: 'eos' or 'length'"
+    yield "decode.unmasking", decode.unmasking in UNMASKING, f"{decode.unmasking!r}: {' or '.join(UNMASKING)}"
+    yield "decode.threshold", 0 < decode.threshold < 1, f"{decode.threshold}: a probability between 0 and 1"
+    yield "decode.layout", decode.layout in LAYOUTS, f"{decode.layout!r}: {' or '.join(LAYOUTS)}"
+    yield "decode.suffix", decode.suffix == "skip", f"{decode.suffix!r}: 'skip'; the blocks of these targets are causal"
+    yield "decode.verify", decode.verify == "match", f"{decode.verify!r}: 'match', the exact one, is all there is"
     yield "workers.device", workers.device in ("cpu", "cuda"), f"{workers.device!r}: 'cpu' or 'cuda'"
     yield "workers.executor", workers.executor in ("ray", "inline"), f"{workers.executor!r}: 'ray' or 'inline'"
     yield "workers.threads", workers.threads > 0, f"{workers.threads}: one thread or more"

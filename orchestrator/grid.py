@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.config import Config
 from workers.work import SEMANTICS, DrafterSpec, ModelSpec
 
-KEY_VERSION = 1  # raised when the fields of Cell or their encoding change
+KEY_VERSION = 2  # raised when the fields of Cell or their encoding change
 CONTROL = DrafterSpec(name="none", method="none")
 
 
@@ -44,11 +44,15 @@ class Cell:
     seed: int
     gen_length: int
     stop: str
+    threshold: float | None = None
+    layout: str = "batch"
+    cache: bool = True
+    pad_pieces: int = 0
     semantics: int = SEMANTICS
 
     @cached_property
     def key(self) -> str:
-        """`v1-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
+        """`v2-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return f"v{KEY_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
@@ -75,7 +79,7 @@ class Cell:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Cell":
         """The inverse of `as_dict`; keys that are no fields are ignored."""
-        values = {field.name: plain[field.name] for field in fields(cls)}
+        values = {field.name: plain.get(field.name, field.default) for field in fields(cls)}
         options = tuple((name, _frozen(value)) for name, value in values["drafter_options"])
         return cls(**{**values, "drafter_options": options})
 
@@ -157,6 +161,10 @@ def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec,
         seed=group.seed,
         gen_length=config.decode.gen_length,
         stop=config.decode.stop,
+        threshold=config.decode.commit_threshold,
+        layout=config.decode.layout,
+        cache=config.decode.cache,
+        pad_pieces=drafter.pad_pieces,
     )
 
 

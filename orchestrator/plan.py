@@ -131,14 +131,14 @@ class Plan:
 
     def _sample_task(self, group: Group, row_id: str, pending: list[MethodTask]) -> SampleTask:
         index, row = self.data[group.task][row_id]
-        decode, config = self.config.decode, self.config
+        config = self.config
         return SampleTask(
             sweep=config.name,
             model=self.models[group.model],
             task=group.task,
             row=row_id,
             prompt=row.prompt,
-            decode=DecodeSpec(decode.gen_length, group.temperature, group.seed, decode.stop),
+            decode=decode_spec(config, group.temperature, group.seed),
             control=next((method for method in pending if method.drafter is None), None),
             methods=tuple(method for method in pending if method.drafter is not None),
             turn=index,
@@ -154,6 +154,14 @@ class Plan:
         for cell in self.grid.cells:
             groups.setdefault(cell.group, []).append(cell)
         return groups
+
+
+def decode_spec(config: Config, temperature: float, seed: int) -> DecodeSpec:
+    """The decode settings that a group's cells share."""
+    asked = config.decode
+    return DecodeSpec(
+        asked.gen_length, temperature, seed, asked.stop, asked.commit_threshold, asked.layout, asked.cache
+    )
 
 
 def make_plan(config: Config, source: Source, workers: Backend) -> Plan:

@@ -1,4 +1,6 @@
-"""The step rule: which position of a block the target commits next, and to which token (design.md §3)."""
+"""The step rule: which positions of a block the target commits next, and to which tokens (design.md §3)."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,8 +19,15 @@ def choose(logits: Tensor, mask_id: int, temperature: float, gumbel: Tensor | No
     if gumbel is not None:
         z = z / temperature
         scores = z + gumbel.to(z.dtype)
-    token = scores.index_fill(-1, torch.tensor(mask_id, device=z.device), -torch.inf).argmax(-1, keepdim=True)
+    token = without(scores, mask_id).argmax(-1, keepdim=True)
     return token.squeeze(-1), surprise(z, token)
+
+
+def without(scores: Tensor, token: int) -> Tensor:
+    """`scores` [..., V] with -inf at one token."""
+    copy = scores.clone()
+    copy[..., token] = -torch.inf
+    return copy
 
 
 def surprise(z: Tensor, token: Tensor) -> Tensor:
@@ -30,6 +39,12 @@ def surprise(z: Tensor, token: Tensor) -> Tensor:
     return F.softplus(others - z.gather(-1, token).squeeze(-1))
 
 
-def commit_least_surprising(masked: Tensor, surprise: Tensor) -> Tensor:
-    """The position committed next, [N] int64, for `masked` and `surprise` [N, M]. Ties go to the lowest position."""
-    return surprise.masked_fill(~masked, torch.inf).argmin(-1)
+def committed(masked: Tensor, surprise: Tensor, threshold: float | None = None) -> Tensor:
+    """The positions committed next, [N, M] bool, for `masked` and `surprise` [N, M].
+
+    The masked position of least surprise, the lowest at a tie; with a `threshold` also every masked position whose
+    token has a probability above it.
+    """
+    surprise = surprise.masked_fill(~masked, torch.inf)
+    best = torch.zeros_like(masked).scatter_(-1, surprise.argmin(-1, keepdim=True), True)
+    return best if threshold is None else best | (surprise < -math.log(threshold))

@@ -11,20 +11,32 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spot.commit import choose, commit_least_surprising
+from spot.commit import choose, committed
 from spot.drafters.protocol import Context, Drafter, StaleTable
 from spot.noise import Noise
 from spot.targets.protocol import Target
-from spot.tree import State, commit
+from spot.tree import State
+
+Commit = tuple[int, int]
+"""An absolute position and the token committed there."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`stop`: "eos" ends after the block in which a stop id was committed, "length" never."""
+    """How a text is decoded.
+
+    `stop`: "eos" ends after the block in which a stop id was committed, "length" never. `threshold`: None commits one
+    position a step; τ, in (0, 1), every position whose token is likelier, and the best one. `layout` and `cache` are
+    the target's. `pad_pieces` drafts a pass is padded to with copies of its root: 0 for none, -1 for the budget.
+    """
 
     gen_length: int
     temperature: float = 0.0
     stop: str = "eos"
+    threshold: float | None = None
+    layout: str = "batch"
+    cache: bool = True
+    pad_pieces: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,13 +51,13 @@ class Pass:
 class Decoding:
     """A decoded text. `tokens` are cut at gen_length and before the first stop id; `length` counts that id too.
 
-    `commits` are (absolute position, token) in the order committed, over every decoded block. NFE is `len(passes)`;
+    `steps` are the commits of each application of the step rule, over every decoded block. NFE is `len(passes)`;
     `cache_passes` (the prefill) are counted apart. `seconds` has prefill, target, draft and rest.
     """
 
     tokens: list[int]
     length: int
-    commits: list[tuple[int, int]]
+    steps: list[tuple[Commit, ...]]
     passes: list[Pass]
     cache_passes: int
     seconds: dict[str, float]
@@ -54,10 +66,15 @@ class Decoding:
     def nfe(self) -> int:
         return len(self.passes)
 
+    @property
+    def commits(self) -> list[Commit]:
+        """All commits, in order; those of one step by position."""
+        return [commit for step in self.steps for commit in step]
+
 
 @dataclass(frozen=True)
 class Visit:
-    """A state the walk passed through: its block's start, the steps taken in the block, and its logits [B, V]."""
+    """A state the walk passed through: its open block's start, the steps taken in it, its tokens, its logits [B, V]."""
 
     start: int
     step: int
@@ -93,23 +110,16 @@ def decode(
     watch: Watch | None = None,
 ) -> Decoding:
     """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0."""
-    config, size = target.config, target.config.block_length
-    run = _Run(target, settings, noise, drafter if budget else None, budget, watch)
-    cache_passes = target.prefill(prompt)
+    run = _Run(target, prompt, settings, noise, drafter if budget else None, budget, watch)
+    cache_passes = target.prefill(prompt, settings.layout, settings.cache)
     run.clock.lap("prefill")
-    end = -(-(len(prompt) + settings.gen_length) // size) * size
-    text = list(prompt)
-    for start in range(len(prompt) // size * size, end, size):
-        block = tuple(text[start:]) + (config.mask_id,) * (size - len(text[start:]))
-        text[start:] = run.fill(block, start)
-        target.advance(torch.tensor(text[start:], device=target.device))
-        if settings.stop == "eos" and config.stop_ids.intersection(text[max(start, len(prompt)) :]):
-            break
-    generated = text[len(prompt) :][: settings.gen_length]
-    tokens = cut_at_stop(generated, config.stop_ids)
+    while not run.ended:
+        run.one_pass()
+    generated = run.text[len(prompt) :][: settings.gen_length]
+    tokens = cut_at_stop(generated, target.config.stop_ids)
     length = min(len(tokens) + 1, len(generated))
     run.clock.lap("rest")
-    return Decoding(tokens, length, run.commits, run.passes, cache_passes, run.clock.seconds)
+    return Decoding(tokens, length, run.steps, run.passes, cache_passes, run.clock.seconds)
 
 
 def cut_at_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
@@ -117,91 +127,214 @@ def cut_at_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
     return next((tokens[:i] for i, token in enumerate(tokens) if token in stop_ids), tokens)
 
 
-@dataclass
 class _Run:
-    """One decoding under way: what it was asked, and what it has done so far."""
+    """One decoding under way. `text` holds the prompt and the finished blocks, `block` the one being filled."""
 
-    target: Target
-    settings: Settings
-    noise: Noise
-    drafter: Drafter | None
-    budget: int
-    watch: Watch | None
-    clock: Stopwatch = field(default_factory=Stopwatch)
-    commits: list[tuple[int, int]] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
+    def __init__(
+        self,
+        target: Target,
+        prompt: list[int],
+        settings: Settings,
+        noise: Noise,
+        drafter: Drafter | None,
+        budget: int,
+        watch: Watch | None,
+    ) -> None:
+        self.target, self.settings, self.noise = target, settings, noise
+        self.drafter, self.budget, self.watch = drafter, budget, watch
+        self.clock = Stopwatch()
+        self.steps: list[tuple[Commit, ...]] = []
+        self.passes: list[Pass] = []
+        self.ended = False
+        self.size, self.mask_id = target.config.block_length, target.config.mask_id
+        self._prompt_length = len(prompt)
+        self._end = -(-(len(prompt) + settings.gen_length) // self.size) * self.size
+        whole = len(prompt) // self.size * self.size
+        self.text = prompt[:whole]
+        self.block: State = (*prompt[whole:], *self._masks[len(prompt) - whole :])
+        self._step = 0  # applications of the step rule so far in the block
+        self._table: StaleTable | None = None  # a block's first pass has none, and carries no drafts
+        self._next_table: StaleTable | None = None
 
-    def fill(self, state: State, start: int) -> State:
-        """Fill the block at `start`. Its first pass has no stale table yet and carries no drafts."""
-        mask_id, first = self.target.config.mask_id, len(self.commits)
-        table: StaleTable | None = None
-        while mask_id in state:
-            step = len(self.commits) - first
-            self.clock.lap("rest")
-            nodes = [state, *self._drafts(table, state, start, step)]
-            self.clock.lap("draft")
-            tokens = torch.tensor(nodes, device=self.target.device)
-            logits = self.target(tokens)
-            positions, chosen = next_commits(
-                logits, tokens, start, step, mask_id, self.settings.temperature, self.noise
-            )
-            self.clock.lap("target")
-            path, state = walk(nodes, positions, chosen)
-            self.commits += [(start + positions[node], chosen[node]) for node in path]
-            self.passes.append(Pass(len(nodes) - 1, len(path) - 1))
+    @property
+    def _masks(self) -> State:
+        return (self.mask_id,) * self.size
+
+    def one_pass(self) -> None:
+        """Draft, verify, walk, and move what is finished into the text."""
+        self.clock.lap("rest")
+        start, step = len(self.text), self._step
+        nodes = [self.block, *sorted(self._drafts(), key=len)]
+        self.clock.lap("draft")
+        logits = self._score(nodes)
+        after = next_states(logits, nodes, start, step, self.mask_id, self.settings, self.noise)
+        self.clock.lap("target")
+        path, state = walk(nodes, after, step, self._follow)
+        self.passes.append(Pass(len(nodes) - 1, len(path) - 1))
+        for node, at in path:
+            opened, begin = nodes[node][-self.size :], start + len(nodes[node]) - self.size
+            self.steps.append(_commits(opened, after[node, at][-self.size :], begin))
             if self.watch:
-                for ahead, node in enumerate(path):
-                    self.watch(Visit(start, step + ahead, nodes[node], logits[node]))
-            if self.drafter:
-                table = StaleTable.read(logits[path[-1]], tokens[path[-1]] == mask_id, mask_id)
-        return state
+                self.watch(Visit(begin, at, opened, logits[node]))
+        self._settle(state)
+        self._look_back(nodes, logits, start, *path[-1])
 
-    def _drafts(self, table: StaleTable | None, state: State, start: int, step: int) -> list[State]:
-        if self.drafter is None or table is None:
+    def _drafts(self) -> list[State]:
+        if self.drafter is None or self._table is None:
             return []
-        mask_id = self.target.config.mask_id
-        context = Context(table, state, start, step, mask_id, self.settings.temperature, self.noise)
-        return usable(self.drafter.draft(context, self.budget), state, mask_id)[: self.budget]
+        start, asked = len(self.text), self.settings
+        context = Context(
+            table=self._table,
+            block=self.block,
+            start=start,
+            step=self._step,
+            mask_id=self.mask_id,
+            temperature=asked.temperature,
+            threshold=asked.threshold,
+            noise=self.noise,
+            ends=self._ends,
+            next_table=self._next_table,
+        )
+        drafts = self.drafter.draft(context, self.budget)
+        return usable(drafts, self.block, self.mask_id, lambda full: self._ends(full, start))[: self.budget]
+
+    def _score(self, nodes: list[State]) -> Tensor:
+        """Logits [N, B, V] of the nodes' open blocks; single blocks come first."""
+        blocks = sum(len(node) == self.size for node in nodes)
+        pieces = self.budget if self.settings.pad_pieces < 0 else self.settings.pad_pieces
+        padding = [self.block] * max(0, 1 + pieces - len(nodes)) if self.drafter else []
+        edges = torch.tensor(nodes[blocks:], device=self.target.device) if blocks < len(nodes) else None
+        logits = self.target(torch.tensor(nodes[:blocks] + padding, device=self.target.device), edges)
+        if edges is None or not padding:
+            return logits[: len(nodes)]
+        return torch.cat([logits[:blocks], logits[blocks + len(padding) :]])
+
+    def _ends(self, block: State, start: int) -> bool:
+        """Whether the text ends with this full block: the last one, or with a stop id that is not the prompt's."""
+        written = block[max(0, self._prompt_length - start) : self.size]
+        stopped = self.settings.stop == "eos" and not self.target.config.stop_ids.isdisjoint(written)
+        return stopped or start + self.size >= self._end
+
+    def _follow(self, state: State) -> State:
+        """`state`; where it fills the block and the text goes on, the next block is open beside it."""
+        goes_on = len(state) == self.size and self.mask_id not in state and not self._ends(state, len(self.text))
+        return state + self._masks if goes_on else state
+
+    def _settle(self, state: State) -> None:
+        """Move full blocks into the text; what is left of `state`, or a masked block, is filled next."""
+        while self.mask_id not in state[: self.size]:
+            full, state = state[: self.size], state[self.size :] or self._masks
+            self.ended = self._ends(full, len(self.text))
+            self.text += full
+            if self.ended:
+                return
+            self.target.advance(torch.tensor(full, device=self.target.device))
+        self.block = state
+
+    def _look_back(self, nodes: list[State], logits: Tensor, start: int, last: int, step: int) -> None:
+        """Keep what the next pass is drafted from: the last accepted node's logits, and a look at the next block."""
+        begin, now = start + len(nodes[last]) - self.size, len(self.text)
+        if self.drafter and not self.ended:
+            for node, state in enumerate(nodes):
+                if state[self.size :] == self._masks:
+                    self._next_table = StaleTable.read(logits[node], self._masks, self.mask_id)
+                    break
+            here = begin == now
+            self._table = StaleTable.read(logits[last], nodes[last][-self.size :], self.mask_id) if here else None
+            if now > start:
+                self._table = self._table or (self._next_table if now == start + self.size else None)
+                self._next_table = None
+        self._step = step + 1 if begin == now else 0
 
 
-def usable(drafts: list[State], root: State, mask_id: int) -> list[State]:
-    """The distinct drafts that a pass can score: not the root again, and not full: no step follows one."""
-    return [draft for draft in dict.fromkeys(drafts) if draft != root and mask_id in draft]
+def usable(drafts: list[State], root: State, mask_id: int, ends: Callable[[State], bool]) -> list[State]:
+    """The distinct drafts that a pass can score: blocks other than the root, not yet full, of the root's length.
 
-
-def next_commits(
-    logits: Tensor, nodes: Tensor, start: int, step: int, mask_id: int, temperature: float, noise: Noise
-) -> tuple[list[int], list[int]]:
-    """Every node's next commit under the step rule: position in the block, and token.
-
-    logits [N, B, V]; nodes [N, B], the root first. Only the root's masked positions are looked at, and noise is
-    computed once for each (step, masked position), shared by all nodes of that step.
+    Or a full block that the text does not end with, followed by the next one, not yet full.
     """
-    where = (nodes[0] == mask_id).nonzero().squeeze(-1)
-    masked = nodes[:, where] == mask_id
+    size = len(root)
+
+    def scores(draft: State) -> bool:
+        if len(draft) == size:
+            return draft != root and mask_id in draft
+        full, opened = draft[:size], draft[size:]
+        return len(opened) == size and mask_id in opened and mask_id not in full and not ends(full)
+
+    return [draft for draft in dict.fromkeys(drafts) if scores(draft)]
+
+
+def next_states(
+    logits: Tensor, nodes: list[State], start: int, step: int, mask_id: int, settings: Settings, noise: Noise
+) -> dict[tuple[int, int], State]:
+    """What the step rule makes of each node, by (node, step); a step that commits several leads to it at several.
+
+    logits [N, B, V] of the nodes' open blocks; the root, after `step` steps in the block at `start`, comes first. One
+    device synchronisation; noise is computed once for each (step, masked position), shared by all nodes of that step.
+    """
+    size, noisy = logits.shape[1], settings.temperature > 0
+    visits = _visits(nodes, step, size, mask_id, settings)
+    rows = list(dict.fromkeys((n, s if noisy else 0) for n, s in visits))
+    opened = [node[-size:] for node in nodes]
+    where = [i for i in range(size) if any(block[i] == mask_id for block in opened)]
+    index = torch.tensor(where, device=logits.device)
+    tokens = torch.tensor([[opened[n][i] for i in where] for n, _ in rows], device=logits.device)
+    z = logits[:, index]
+    if len(rows) > len(nodes):
+        z = z[torch.tensor([n for n, _ in rows], device=logits.device)]
     gumbel = None
-    if temperature > 0:
-        steps, node_step = (step + len(where) - masked.sum(-1)).unique(return_inverse=True)
-        vocabulary = torch.arange(logits.shape[-1], device=logits.device)
-        gumbel = noise.gumbel((start + where)[None, :, None], steps[:, None, None], vocabulary)[node_step]
-    token, surprise = choose(logits[:, where], mask_id, temperature, gumbel)
-    best = commit_least_surprising(masked, surprise)
-    positions, chosen = torch.stack([where[best], token.gather(1, best[:, None]).squeeze(1)]).tolist()
-    return positions, chosen
+    if noisy:
+        at = [(start + len(nodes[n]) - size, s) for n, s in rows]
+        distinct = {key: number for number, key in enumerate(dict.fromkeys(at))}
+        begin, steps = torch.tensor(list(distinct), device=logits.device)[..., None, None].unbind(1)
+        vocabulary = torch.arange(z.shape[-1], device=logits.device)
+        gumbel = noise.gumbel(begin + index[:, None], steps, vocabulary)
+        gumbel = gumbel[torch.tensor([distinct[key] for key in at], device=logits.device)]
+    token, surprise = choose(z, mask_id, settings.temperature, gumbel)
+    commit = committed(tokens == mask_id, surprise, settings.threshold)
+    states = {}
+    for row, values in zip(rows, torch.where(commit, token, tokens).tolist(), strict=True):
+        state = list(nodes[row[0]])
+        for i, value in zip(where, values, strict=True):
+            state[i - size] = value
+        states[row] = tuple(state)
+    return {(n, s): states[n, s if noisy else 0] for n, s in visits}
 
 
-def step_rule(target: Target, visit: Visit, temperature: float, noise: Noise) -> tuple[int, int]:
-    """The commit that follows from a visit's own logits alone: absolute position and token."""
-    node = torch.tensor([visit.state], device=visit.logits.device)
-    mask_id = target.config.mask_id
-    positions, tokens = next_commits(visit.logits[None], node, visit.start, visit.step, mask_id, temperature, noise)
-    return visit.start + positions[0], tokens[0]
+def _visits(nodes: list[State], step: int, size: int, mask_id: int, settings: Settings) -> list[tuple[int, int]]:
+    """Every (node, step) the walk may come to. Where a step commits one position, a node's commits are its steps."""
+    visits = []
+    for n, node in enumerate(nodes):
+        first, free = (step, nodes[0].count(mask_id)) if len(node) == size else (0, size)
+        most = free - node[-size:].count(mask_id)
+        least = most if settings.threshold is None else min(most, 1)
+        visits += [(n, first + s) for s in range(least, most + 1)]
+    return visits
 
 
-def walk(nodes: list[State], positions: list[int], tokens: list[int]) -> tuple[list[int], State]:
-    """The nodes passed through, from the root, and the state after the last one's commit, which is not among them."""
-    index = {state: i for i, state in enumerate(nodes)}
-    path = [0]
-    while (state := commit(nodes[path[-1]], positions[path[-1]], tokens[path[-1]])) in index:
-        path.append(index[state])
+def step_rule(target: Target, visit: Visit, settings: Settings, noise: Noise) -> tuple[Commit, ...]:
+    """The commits that follow from a visit's own logits alone."""
+    after = next_states(
+        visit.logits[None], [visit.state], visit.start, visit.step, target.config.mask_id, settings, noise
+    )
+    return _commits(visit.state, after[0, visit.step], visit.start)
+
+
+def walk(
+    nodes: list[State], after: dict[tuple[int, int], State], step: int, follow: Callable[[State], State]
+) -> tuple[list[tuple[int, int]], State]:
+    """The (node, step) passed through, from the root, and the state after the last one, which is not among the nodes.
+
+    `after` is `next_states`; `follow` opens the next block beside a full one.
+    """
+    index = {state: n for n, state in enumerate(nodes)}
+    path = [(0, step)]
+    while (state := follow(after[path[-1]])) in index:
+        node, at = path[-1]
+        crossed = len(state) > len(nodes[node])
+        path.append((index[state], 0 if crossed else at + 1))
     return path, state
+
+
+def _commits(before: State, after: State, start: int) -> tuple[Commit, ...]:
+    pairs = enumerate(zip(before, after, strict=True), start)
+    return tuple((position, new) for position, (old, new) in pairs if new != old)

@@ -1,16 +1,17 @@
 """Draft trees: block states grown best first by prefix mass (paper, section 4.2; design.md §4)."""
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 State = tuple[int, ...]
-"""A block's token ids, masked positions holding the mask id."""
+"""A block's token ids, masked positions holding the mask id; or a full block's, followed by those of the next block."""
 
 Children = Callable[[list[State]], "Commits"]
+Settle = Callable[[State], State | None]
 FRONTIER = 3  # states expanded per call: more save calls where a call is dear, and waste work where a state is
 
 
@@ -18,7 +19,7 @@ FRONTIER = 3  # states expanded per call: more save calls where a call is dear, 
 class Commits:
     """The likeliest next commits of F states, best first: log_mass, position and token, each [F, K].
 
-    log_mass is at most 0, and -inf where a state has fewer than K.
+    log_mass is at most 0, and -inf where a state has fewer than K. Positions count from the open block's start.
     """
 
     log_mass: Tensor
@@ -26,51 +27,68 @@ class Commits:
     token: Tensor
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A block state the target may pass through, and the log of its prefix mass."""
+
+    state: State
+    log_mass: float
+
+    @property
+    def mass(self) -> float:
+        return math.exp(self.log_mass)
+
+
+Enough = Callable[[list[Draft], Draft], bool]
+
+
 def commit(state: State, position: int, token: int) -> State:
     return (*state[:position], token, *state[position + 1 :])
 
 
-def grow(root: State, mask_id: int, budget: int, children: Children) -> list[State]:
+def grow(
+    root: State,
+    mask_id: int,
+    budget: int,
+    children: Children,
+    settle: Settle | None = None,
+    enough: Enough | None = None,
+) -> list[Draft]:
     """The `budget` states of largest prefix mass below `root`, best first; fewer where there are no more.
 
     A state's mass is that of the likeliest order of commits that leads to it, so it never exceeds its parent's and the
-    first time a state is taken is the best. Full states are not drafted. Frontier states are expanded together, ahead
-    of their turn; that changes the number of calls, never the tree.
+    first time a state is taken is the best. Growth ends early where `enough` says that the next draft, after those so
+    far, is not worth it. Full states are not drafted, unless `settle` gives the state that follows one (the full block
+    and the next, masked; None for none). Frontier states of one block are expanded together, ahead of their turn; that
+    changes the number of calls, never the tree.
     """
     queue: list[tuple[float, State]] = [(0.0, root)]
     expanded: dict[State, list[tuple[float, State]]] = {}
-    drafts: dict[State, None] = {}
+    drafts: dict[State, Draft] = {}
+    least = 1 if settle else 2  # masks that a state with children has
+
+    def expand(states: list[State]) -> None:
+        commits, offset = children(states), len(states[0]) - len(root)
+        rows = zip(states, commits.log_mass.tolist(), commits.position.tolist(), commits.token.tolist(), strict=True)
+        for state, *row in rows:
+            found = [(m, commit(state, offset + p, t)) for m, p, t in zip(*row, strict=True) if m > -math.inf]
+            settled = ((m, child if mask_id in child else settle and settle(child)) for m, child in found)
+            expanded[state] = [(m, child) for m, child in settled if child]
+
     while queue and len(drafts) <= budget:
         cost, state = heapq.heappop(queue)
         if state in drafts:
             continue
-        drafts[state] = None
-        if len(drafts) > budget or state.count(mask_id) == 1:
+        draft = Draft(state, -cost)
+        if drafts and enough and enough(list(drafts.values())[1:], draft):
+            break
+        drafts[state] = draft
+        if len(drafts) > budget or state.count(mask_id) < least:
             continue
         if state not in expanded:
-            expanded |= _expand(_frontier(state, queue, expanded, mask_id), children)
+            ahead = (other for _, other in heapq.nsmallest(FRONTIER, queue))
+            waiting = (s for s in ahead if s not in expanded and s.count(mask_id) >= least and len(s) == len(state))
+            expand(list(dict.fromkeys([state, *waiting]))[:FRONTIER])
         for log_mass, child in expanded[state]:
             heapq.heappush(queue, (cost - log_mass, child))
-    return list(drafts)[1:]
-
-
-def _frontier(state: State, queue: list[tuple[float, State]], expanded: dict, mask_id: int) -> list[State]:
-    """`state` and the next best states that will need expanding if they are taken."""
-    ahead = (other for _, other in heapq.nsmallest(FRONTIER, queue))
-    return list(dict.fromkeys([state, *(s for s in ahead if s not in expanded and s.count(mask_id) > 1)]))[:FRONTIER]
-
-
-def _expand(states: list[State], children: Children) -> dict[State, list[tuple[float, State]]]:
-    commits = children(states)
-    rows = zip(states, commits.log_mass.tolist(), commits.position.tolist(), commits.token.tolist(), strict=True)
-    return {
-        state: [(m, commit(state, p, t)) for m, p, t in zip(*row, strict=True) if m > -torch.inf]
-        for state, *row in rows
-    }
-
-
-def likeliest(log_q: Tensor, log_p: Tensor, token: Tensor, count: int) -> Commits:
-    """Commits from log q(position) [F, B] and W token candidates a position, log_p and token [F, B, W]."""
-    mass = (log_q[..., None] + log_p).flatten(1)
-    best, index = mass.topk(min(count, mass.shape[1]))
-    return Commits(best, index // token.shape[-1], token.flatten(1).gather(1, index))
+    return list(drafts.values())[1:]

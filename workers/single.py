@@ -11,9 +11,9 @@ from workers.worker import Worker
 
 def narrate(worker: Worker, decoding: Decoding) -> Iterator[str]:
     """A line a pass: drafts offered, drafts accepted, and the commits as position and token."""
-    commits = iter(decoding.commits)
+    steps = iter(decoding.steps)
     for number, step in enumerate(decoding.passes, start=1):
-        committed = [next(commits) for _ in range(step.accepted + 1)]
+        committed = [commit for _ in range(step.accepted + 1) for commit in next(steps)]
         tokens = "  ".join(f"{position}:{worker.text([token], special=True)!r}" for position, token in committed)
         yield f"pass {number:3}  drafted {step.drafted:2}  accepted {step.accepted:2}  {tokens}"
 

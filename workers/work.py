@@ -25,23 +25,30 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """A drafter as a worker builds it. `checkpoint` is a path or None, `sha` its content's sha256."""
+    """A drafter as a worker builds it. `checkpoint` is a path or None, `sha` its content's sha256.
+
+    `pad_pieces` is how many drafts a pass is padded to: 0 for none, -1 for the budget.
+    """
 
     name: str
     method: str
     checkpoint: str | None = None
     sha: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    pad_pieces: int = 0
 
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """The decode settings of a cell. `stop` is "eos" or "length"."""
+    """The decode settings of a cell, as `spot.decoder.Settings` has them. `threshold` None commits one position."""
 
     gen_length: int
     temperature: float
     seed: int
     stop: str = "eos"
+    threshold: float | None = None
+    layout: str = "batch"
+    cache: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import hashlib
 import platform
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from transformers.utils import logging as transformers_logging
 
 from spot import drafters, targets
 from spot.decoder import Decoding, Settings, Watch, decode, step_rule
+from spot.drafters.oracle import Oracle
 from spot.drafters.protocol import Drafter
+from spot.drafters.spot_auto import SpotAuto
 from spot.noise import Noise
+from spot.pass_cost import PassCost, measure_pass_cost
 from spot.verdict import explain_difference
-from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask
+from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask
 
+CONTROL = MethodTask("", None, 0)
 PROJECT = Path(__file__).resolve().parents[1]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,15 +39,16 @@ class Worker:
         self.target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._drafters: dict[DrafterSpec, Drafter] = {}
+        self._costs: dict[MethodTask, PassCost] = {}
         self._warm: set[tuple[DrafterSpec | None, int]] = set()
 
     def run(self, task: SampleTask) -> list[dict[str, Any]]:
         """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
-        control = MethodTask("", None, 0)
-        order = [control, *task.methods]
+        timed = [CONTROL, *(m for m in task.methods if not _is_oracle(m))]
         outcomes: dict[str, _Outcome] = {}
-        for method in _rotate(order, task.turn):
-            outcomes[method.cell] = self._attempt(task, method)
+        for method in [*_rotate(timed, task.turn), *filter(_is_oracle, task.methods)]:
+            control = outcomes[""].decoding if _is_oracle(method) else None
+            outcomes[method.cell] = self._attempt(task, method, control)
         paired = outcomes.pop("")
         recorded = [(task.control, paired)] if task.control else []
         recorded += [(method, outcomes[method.cell]) for method in task.methods]
@@ -56,36 +61,60 @@ class Worker:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(
-        self, task: SampleTask, method: MethodTask, watch: Watch | None = None, gen_length: int | None = None
+        self,
+        task: SampleTask,
+        method: MethodTask,
+        watch: Watch | None = None,
+        gen_length: int | None = None,
+        control: Decoding | None = None,
     ) -> Decoding:
-        """Decode `task`'s prompt with one method, to `gen_length` tokens if that is given."""
-        asked = task.decode
-        settings = Settings(gen_length or asked.gen_length, asked.temperature, asked.stop)
-        noise = Noise.keyed(asked.seed, task.task, task.row)
-        drafter = self._drafter(method.drafter) if method.drafter else None
+        """Decode `task`'s prompt with one method, to `gen_length` tokens if that is given.
+
+        An oracle needs the `control` whose trajectory it is to know; it is decoded here where it is not given.
+        """
+        settings = _settings(task.decode, method.drafter)
+        settings = replace(settings, gen_length=gen_length or settings.gen_length)
+        noise = Noise.keyed(task.decode.seed, task.task, task.row)
+        drafter = self._drafter(task, method, control) if method.drafter else None
         return decode(self.target, self.prompt_ids(task.prompt), settings, noise, drafter, method.budget, watch)
 
     def text(self, tokens: list[int], special: bool = False) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=not special)
 
-    def _attempt(self, task: SampleTask, method: MethodTask) -> "_Outcome":
+    def _attempt(self, task: SampleTask, method: MethodTask, control: Decoding | None) -> "_Outcome":
         started = time.time()
         try:
-            if (method.drafter, method.budget) not in self._warm:
+            if (method.drafter, method.budget) not in self._warm and not _is_oracle(method):
                 self.decode(task, method, gen_length=self.target.config.block_length)
                 self._warm.add((method.drafter, method.budget))
                 started = time.time()
-            return _Outcome(self.decode(task, method), None, started, time.time())
+            return _Outcome(self.decode(task, method, control=control), None, started, time.time())
         except torch.AcceleratorError:
             raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
             return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
 
-    def _drafter(self, spec: DrafterSpec) -> Drafter:
+    def _drafter(self, task: SampleTask, method: MethodTask, control: Decoding | None) -> Drafter:
+        spec = method.drafter
+        assert spec is not None
         if spec not in self._drafters:
             checkpoint = Path(locate(spec.checkpoint)) if spec.checkpoint else None
             self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
-        return self._drafters[spec]
+        drafter = self._drafters[spec]
+        if isinstance(drafter, Oracle):
+            return drafter.of(control or self.decode(task, CONTROL))
+        if isinstance(drafter, SpotAuto):
+            return replace(drafter, cost=self.pass_cost(task, method, drafter))
+        return drafter
+
+    def pass_cost(self, task: SampleTask, method: MethodTask, drafter: SpotAuto) -> PassCost:
+        """The seconds of a pass by number of drafts, up to the method's budget; measured once, on `task`'s prompt."""
+        if method not in self._costs:
+            settings, prompt = _settings(task.decode, method.drafter), self.prompt_ids(task.prompt)
+            budgets = sorted({0, 1, 2, 4, 8, 16, 32, 64, method.budget})
+            budgets = [budget for budget in budgets if budget <= method.budget]
+            self._costs[method] = measure_pass_cost(self.target, prompt, settings, drafter.spot, budgets)
+        return self._costs[method]
 
     def _record(self, task: SampleTask, method: MethodTask, outcome: "_Outcome", control: "_Outcome") -> dict[str, Any]:
         record = {
@@ -124,13 +153,13 @@ class Worker:
         }
 
     def _explain(self, task: SampleTask, method: MethodTask, decoding: Decoding, control: Decoding) -> str:
-        noise = Noise.keyed(task.decode.seed, task.task, task.row)
+        noise, settings = Noise.keyed(task.decode.seed, task.task, task.row), _settings(task.decode, None)
         return explain_difference(
             control,
             decoding,
-            lambda watch: self.decode(task, MethodTask("", None, 0), watch),
-            lambda watch: self.decode(task, method, watch),
-            lambda visit: step_rule(self.target, visit, task.decode.temperature, noise),
+            lambda watch: self.decode(task, CONTROL, watch),
+            lambda watch: self.decode(task, method, watch, control=control),
+            lambda visit: step_rule(self.target, visit, settings, noise),
         )
 
 
@@ -140,6 +169,22 @@ class _Outcome:
     error: str | None
     started: float
     finished: float
+
+
+def _settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
+    return Settings(
+        gen_length=asked.gen_length,
+        temperature=asked.temperature,
+        stop=asked.stop,
+        threshold=asked.threshold,
+        layout=asked.layout,
+        cache=asked.cache,
+        pad_pieces=drafter.pad_pieces if drafter else 0,
+    )
+
+
+def _is_oracle(method: MethodTask) -> bool:
+    return method.drafter is not None and method.drafter.method == "oracle"
 
 
 def _rotate(methods: list[MethodTask], turn: int) -> list[MethodTask]:
@@ -154,7 +199,7 @@ def _measures(decoding: Decoding, control: Decoding) -> dict[str, Any]:
         "length": decoding.length,
         "nfe": decoding.nfe,
         "cache_passes": decoding.cache_passes,
-        "steps": len(decoding.commits),
+        "steps": len(decoding.steps),
         "drafted": sum(p.drafted for p in drafted),
         "drafted_passes": len(drafted),
         "accepted": sum(p.accepted for p in drafted),
@@ -194,6 +239,9 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     """The spec of a configs/drafter/ entry with its checkpoint's hash; raises ValueError, in one line."""
     options = dict(options)
     method, checkpoint = options.pop("method", name), options.pop("checkpoint", None)
+    pad_pieces = options.pop("pad_pieces", 0)
+    if type(pad_pieces) is not int or pad_pieces < -1:
+        raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
     sha = None
     if checkpoint:
@@ -201,7 +249,7 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
         if not file.is_file():
             raise ValueError(f"checkpoint: no file {checkpoint}")
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())))
+    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces)
 
 
 def environment(model: ModelSpec) -> dict[str, Any]:

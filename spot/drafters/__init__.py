@@ -8,7 +8,7 @@ from typing import Any
 from spot.drafters.protocol import Drafter
 from spot.options import check_options
 
-_HELPERS = {"protocol", "tokens"}
+_HELPERS = {"growth", "protocol", "tokens"}
 
 
 def methods() -> list[str]:

@@ -1,12 +1,13 @@
 """What a drafter sees and returns. A drafter is one file; it knows no task, model or cluster (design.md §4)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from spot.commit import surprise
+from spot.commit import surprise, without
 from spot.noise import Noise
 from spot.tree import State
 
@@ -26,17 +27,19 @@ class StaleTable:
     masked: Tensor
 
     @staticmethod
-    def read(logits: Tensor, masked: Tensor, mask_id: int) -> "StaleTable":
-        """From one node's logits [B, V] and its masked positions [B]."""
-        z = logits[masked].float()
+    def read(logits: Tensor, block: Sequence[int], mask_id: int) -> "StaleTable":
+        """From the logits [B, V] of one node and the tokens of its open block."""
+        where = torch.tensor([i for i, token in enumerate(block) if token == mask_id], device=logits.device)
+        z = logits[where].float()
         width = min(TABLE_WIDTH, z.shape[-1] - 1)
-        top, index = z.index_fill(-1, torch.tensor(mask_id, device=z.device), -torch.inf).topk(width)
+        top, index = without(z, mask_id).topk(width)
         rows = top - z.logsumexp(-1, keepdim=True)
         rows[:, :1] = -surprise(z, index[:, :1])[:, None]
-        log_probs = rows.new_zeros(len(masked), TABLE_WIDTH)
-        indices = index.new_zeros(len(masked), TABLE_WIDTH)
-        log_probs[masked, :width], indices[masked, :width] = rows, index
-        log_probs[masked, width:] = -torch.inf
+        log_probs = rows.new_zeros(len(block), TABLE_WIDTH)
+        indices = index.new_zeros(len(block), TABLE_WIDTH)
+        log_probs[where, width:] = -torch.inf
+        log_probs[where, :width], indices[where, :width] = rows, index
+        masked = torch.tensor([token == mask_id for token in block], device=logits.device)
         return StaleTable(log_probs, indices, masked)
 
 
@@ -44,7 +47,9 @@ class StaleTable:
 class Context:
     """What is known when a pass is drafted: the block as it stands, the stale table, and the keyed noise.
 
-    `start` is the block's absolute position; `step` counts the step-rule applications so far in the block.
+    `start` is the block's absolute position; `step` counts the step-rule applications so far in the block. A drafter
+    that drafts across the block's edge asks `settle` what follows a full block; `next_table` is a stale table of the
+    next block, all masked, if a pass of this block has scored one.
     """
 
     table: StaleTable
@@ -53,10 +58,30 @@ class Context:
     step: int
     mask_id: int
     temperature: float
+    threshold: float | None
     noise: Noise
+    ends: "Ends"
+    next_table: StaleTable | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.block)
+
+    def settle(self, state: State) -> State | None:
+        """A full block and the next one, all masked; None where the text ends with the block, or two are full."""
+        return None if len(state) > self.size or self.ends(state, self.start) else state + (self.mask_id,) * self.size
+
+
+class Ends(Protocol):
+    def __call__(self, block: State, start: int, /) -> bool:
+        """Whether the text ends with this full block."""
+        ...
 
 
 class Drafter(Protocol):
     def draft(self, context: Context, budget: int) -> list[State]:
-        """At most `budget` block states the target may pass through next. Wrong ones cost speed alone."""
+        """At most `budget` states the target may pass through next. Wrong ones cost speed alone.
+
+        A state is the block with more of it filled; or the full block followed by the next block, not yet full.
+        """
         ...

@@ -1,38 +1,53 @@
 """SPOT: a tree grown best first from the order model's q(position | branch) (paper, section 4)."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
 from spot.order_model import OrderModel, load_order_model
-from spot.tree import Commits, State, grow, likeliest
+from spot.tree import Draft, Enough, State
 
 NEEDS_CHECKPOINT = True
 
 
-def load(checkpoint: Path, device: str, tokgate: float = 0.6) -> "Spot":
-    return Spot(load_order_model(checkpoint, device), tokgate)
+def load(
+    checkpoint: Path, device: str, tokgate: float = 0.6, gamma: float = 0.0, chain: bool = False, edge: bool = False
+) -> "Spot":
+    return Spot(load_order_model(checkpoint, device), tokgate, gamma, chain, edge)
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Prefix mass is the product of q(position) p(token); `tokgate` as published, 0.6."""
+    """Prefix mass is the product of q(position) p(token); `tokgate` as published, 0.6.
+
+    SPOT-γ stops growing where the best prefix mass falls under `gamma` (published: 0.1 on SDAR-8B). `chain` is the
+    ablation: the greedy path alone. `edge` (ours) drafts across the block's edge.
+    """
 
     order: OrderModel
     tokgate: float = 0.6
+    gamma: float = 0.0
+    chain: bool = False
+    edge: bool = False
+
+    def draft(self, context: Context, budget: int) -> list[State]:
+        return [draft.state for draft in self.grow(context, budget, self._under_gamma if self.gamma else None)]
 
     @torch.inference_mode()
-    def draft(self, context: Context, budget: int) -> list[State]:
-        table = context.table
-        root = torch.tensor(context.block, device=table.masked.device) == context.mask_id
+    def grow(self, context: Context, budget: int, enough: Enough | None = None) -> list[Draft]:
+        """The drafts with their masses."""
 
-        def children(states: list[State]) -> Commits:
-            masked = torch.tensor(states, device=table.masked.device) == context.mask_id
-            log_q = self.order(table.log_probs.expand(len(states), -1, -1), table.masked, root, masked)
-            log_p, token = token_candidates(context, root.sum() - masked.sum(-1), self.tokgate)
-            return likeliest(log_q, log_p, token, budget)
+        def propose(found: Branches):
+            log_probs = found.table.log_probs.expand(len(found.masked), -1, -1)
+            log_q = self.order(log_probs, found.table.masked, found.root, found.masked)
+            return log_q, *token_candidates(context, found, self.tokgate)
 
-        return grow(context.block, context.mask_id, budget, children)
+        return grow_tree(context, budget, propose, width=1 if self.chain else None, edge=self.edge, enough=enough)
+
+    def _under_gamma(self, drafts: list[Draft], draft: Draft) -> bool:
+        return draft.log_mass < math.log(self.gamma)

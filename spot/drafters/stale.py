@@ -4,32 +4,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
-from spot.drafters.tokens import token_candidates
-from spot.tree import Commits, State, grow, likeliest
+from spot.drafters.tokens import coupled_scores, gated
+from spot.tree import State
 
 NEEDS_CHECKPOINT = False
 
 
-def load(checkpoint: Path | None, device: str, tokgate: float = 0.6) -> "Stale":
-    return Stale(tokgate)
+def load(
+    checkpoint: Path | None, device: str, tokgate: float = 0.6, noise_aware: bool = False, edge: bool = False
+) -> "Stale":
+    return Stale(tokgate, noise_aware, edge)
 
 
 @dataclass(frozen=True)
 class Stale:
-    """A draft's mass is the product of its tokens' stale probabilities."""
+    """A draft's mass is the product of its commits' stale confidences.
+
+    Plain confidence is the stale probability of the position's best token at temperature 1. `noise_aware` takes that
+    of the token that the shared noise picks, at the decoding's temperature, which is what the step rule will look at.
+    At T = 0 they are one.
+    """
 
     tokgate: float = 0.6
+    noise_aware: bool = False
+    edge: bool = False
 
     @torch.inference_mode()
-    def draft(self, context: Context, budget: int) -> list[State]:
-        def children(states: list[State]) -> Commits:
-            masked = torch.tensor(states, device=context.table.masked.device) == context.mask_id
-            depths = context.block.count(context.mask_id) - masked.sum(-1)
-            log_p, token = token_candidates(context, depths, self.tokgate)
-            return likeliest(
-                torch.zeros(masked.shape, device=masked.device).masked_fill(~masked, -torch.inf), log_p, token, budget
-            )
+    def draft(self, context: Context, budget: int, width: int | None = None) -> list[State]:
+        def propose(found: Branches) -> tuple[Tensor, Tensor, Tensor]:
+            log_q = torch.zeros(found.masked.shape, device=found.masked.device)
+            return log_q.masked_fill(~found.masked, -torch.inf), *self.candidates(context, found)
 
-        return grow(context.block, context.mask_id, budget, children)
+        return [draft.state for draft in grow_tree(context, budget, propose, width=width, edge=self.edge)]
+
+    def candidates(self, context: Context, found: Branches) -> tuple[Tensor, Tensor]:
+        """The two best tokens a position with their log confidence, [F, B, 2]; the second where the first is unsure."""
+        scores = coupled_scores(context, found.table, found.start, found.steps)
+        likely, rank = scores.topk(2)
+        token = found.table.indices.expand_as(scores).gather(-1, rank)
+        stale = found.table.log_probs.expand_as(scores)
+        if context.temperature > 0 and self.noise_aware:
+            confidence = (stale / context.temperature).log_softmax(-1).gather(-1, rank)
+        else:
+            confidence = stale[..., :2]
+        return gated(confidence, likely[..., 0].exp() >= self.tokgate), token

@@ -3,24 +3,34 @@
 import torch
 from torch import Tensor
 
-from spot.drafters.protocol import Context
+from spot.drafters.growth import Branches
+from spot.drafters.protocol import Context, StaleTable
 
 
-def token_candidates(context: Context, depths: Tensor, gate: float) -> tuple[Tensor, Tensor]:
-    """The two best tokens a position: log p and token id, [F, B, 2], for commits `depths` [F] steps ahead.
+def token_candidates(context: Context, found: Branches, gate: float) -> tuple[Tensor, Tensor]:
+    """The two best tokens a position: log p and token id, [F, B, 2].
 
-    At T > 0 tokens are ranked by stale / T + G with the noise of that future step, and p is the softmax of these scores
-    over the table's 32 entries (inferred: the paper does not say). The second candidate is -inf where the first has
-    probability `gate` or more (the published tokgate).
+    The second candidate is -inf where the first has probability `gate` or more (the published tokgate).
     """
-    table = context.table
-    log_p, token = table.log_probs[None, :, :2], table.indices[None, :, :2]
-    if context.temperature > 0:
-        positions = torch.arange(len(table.masked), device=depths.device)[None, :, None] + context.start
-        gumbel = context.noise.gumbel(positions, context.step + depths[:, None, None], table.indices[None])
-        scores = (table.log_probs / context.temperature + gumbel).log_softmax(-1).float()
-        log_p, rank = scores.topk(2)
-        token = table.indices.expand_as(scores).gather(-1, rank)
-    second = log_p[..., 1].masked_fill(log_p[..., 0].exp() >= gate, -torch.inf)
-    log_p = torch.stack([log_p[..., 0], second], -1)
-    return log_p.expand(len(depths), -1, -1), token.expand(len(depths), -1, -1)
+    scores = coupled_scores(context, found.table, found.start, found.steps)
+    log_p, rank = scores.topk(2)
+    token = found.table.indices.expand_as(scores).gather(-1, rank)
+    return gated(log_p, log_p[..., 0].exp() >= gate), token
+
+
+def gated(log_p: Tensor, sure: Tensor) -> Tensor:
+    """log p [F, B, 2] without its second candidate where `sure` [F, B]."""
+    return torch.stack([log_p[..., 0], log_p[..., 1].masked_fill(sure, -torch.inf)], -1)
+
+
+def coupled_scores(context: Context, table: StaleTable, start: int, steps: Tensor) -> Tensor:
+    """log p of the table's 32 tokens, [F, B, 32] float32, at `steps` [F] of the block at `start`.
+
+    Stale at T = 0. At T > 0 the softmax of stale / T + G over the 32 entries, with the noise of that future step
+    (inferred: the paper does not say).
+    """
+    if context.temperature == 0:
+        return table.log_probs.expand(len(steps), -1, -1)
+    positions = torch.arange(len(table.masked), device=steps.device)[None, :, None] + start
+    gumbel = context.noise.gumbel(positions, steps[:, None, None], table.indices[None])
+    return (table.log_probs / context.temperature + gumbel).log_softmax(-1).float()

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+LAYOUTS = ("batch", "concat")
+
 
 @dataclass(frozen=True)
 class TargetConfig:
@@ -24,12 +26,19 @@ class Target(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def prefill(self, prompt: list[int]) -> int:
-        """Forget the last text and store the prompt's whole blocks. Returns the passes that took."""
+    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True) -> int:
+        """Forget the last text and store the prompt's whole blocks. Returns the passes that took.
+
+        `layout` says how the nodes of a pass are packed: a row each, or one row. Without `cache` nothing is stored and
+        every pass computes the whole text anew.
+        """
         ...
 
-    def __call__(self, nodes: Tensor) -> Tensor:
-        """Logits [N, B, V] of nodes [N, B] int64 that share the stored text and are blind to one another."""
+    def __call__(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
+        """Logits [N + E, B, V] of the open blocks of all nodes, which share the text and are blind to one another.
+
+        nodes [N, B] int64; edges [E, 2B]: a full block and the open one after it.
+        """
         ...
 
     def advance(self, block: Tensor) -> None:

@@ -5,6 +5,7 @@ nodes share one cached prefix (design.md §3). Names in the checkpoint equal Qwe
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,74 +23,119 @@ class Sdar(nn.Module):
     """A target: `prefill`, then `self(nodes)` and `advance(block)` until the text is done. One call is one pass.
 
     Holds the keys and values of all stored blocks. A finished block is *pending* until the next call stores it on its
-    way, so that storing costs no pass of its own.
+    way, so that storing costs no pass of its own. Without the prefix cache, all text stays pending.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, config: TargetConfig) -> None:
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.config = config
-        self._clear()
+        self._pending = torch.empty(0, dtype=torch.long)
+        self._clear("batch", True)
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def prefill(self, prompt: list[int]) -> int:
+    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True) -> int:
         """Forget the last text and store the prompt's whole blocks. Returns the passes that took: 0 or 1."""
-        self._clear()
+        self._clear(layout, cache)
         whole = len(prompt) // self.config.block_length * self.config.block_length
-        if whole == 0:
+        self.advance(torch.tensor(prompt[:whole], dtype=torch.long, device=self.device))
+        if whole == 0 or not cache:
             return 0
-        self._pending = torch.tensor(prompt[:whole], device=self.device)
-        self(torch.empty(1, 0, dtype=torch.long, device=self.device))
+        self(torch.empty(0, self.config.block_length, dtype=torch.long, device=self.device))
         return 1
 
     def advance(self, block: Tensor) -> None:
         """Append a finished block [B] to the text; the next call stores it."""
-        self._pending = block
+        self._pending = torch.cat([self._pending, block])
 
     @torch.inference_mode()
-    def forward(self, nodes: Tensor) -> Tensor:
-        """Logits [N, B, V] of N nodes [N, B], each seeing the stored text, the pending block and itself."""
+    def forward(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
+        """Logits [N + E, B, V] of nodes [N, B] and edges [E, 2B], each seeing the text and itself."""
+        body, size = self.model.model, self.config.block_length
         pending = len(self._pending)
-        if pending and len(nodes) > 1:
-            raise ValueError(f"{len(nodes)} nodes while a block is pending: a block's first pass has one")
-        tokens = torch.cat([self._pending[None], nodes], 1) if pending else nodes
-        positions = torch.arange(self._stored, self._stored + tokens.shape[1], device=self.device)
-        blocks = positions // self.config.block_length
-        visible = blocks[:, None] >= blocks[None, :]
-        body = self.model.model
-        hidden = body.embed_tokens(tokens)
+        rows = [nodes, *([] if edges is None else [edges])]
+        base = self._stored + pending
+        own = [base + torch.arange(r.shape[1], device=self.device).repeat(len(r)) for r in rows]
+        positions = torch.cat([torch.arange(self._stored, base, device=self.device), *own])
+        segments = self._segments(rows, positions[pending:] // size)
+        hidden = body.embed_tokens(torch.cat([self._pending, *(r.flatten() for r in rows)])[None])
+        blocks = positions[:pending] // size
         rotary = body.rotary_emb(hidden, positions[None])
+        text = Segment(1, pending, blocks[:, None] >= blocks[None, :])
         for index, layer in enumerate(body.layers):
             residual, normed = hidden, layer.input_layernorm(hidden)
-            hidden = residual + self._attend(index, layer.self_attn, normed, rotary, visible, pending)
+            hidden = residual + self._attend(index, layer.self_attn, normed, rotary, text, segments)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        self._stored += pending
-        self._pending = self._pending[:0]
-        return self.model.lm_head(body.norm(hidden[:, pending:]))
+        if self._cached:
+            self._stored += pending
+            self._pending = self._pending[:0]
+        opened = [part.view(*r.shape, hidden.shape[-1])[:, -size:] for r, part in _split(hidden[0, pending:], rows)]
+        return self.model.lm_head(body.norm(torch.cat(opened)))
 
-    def _attend(self, index: int, attention: Qwen3Attention, hidden, rotary, visible, pending: int) -> Tensor:
-        n, s, _ = hidden.shape
-        heads = (n, s, -1, attention.head_dim)
+    def _segments(self, rows: list[Tensor], blocks: Tensor) -> list["Segment"]:
+        """How the nodes' tokens are attended: alike rows together, or all in one row under one mask."""
+        if self._layout == "batch":
+            parts = [(r, block[: r.shape[1]]) for r, block in _split(blocks, rows) if len(r)]
+            return [Segment(len(r), r.shape[1], block[:, None] >= block[None, :]) for r, block in parts]
+        first, owner = 0, []
+        for r in rows:
+            owner.append(torch.arange(first, first + len(r), device=self.device).repeat_interleave(r.shape[1]))
+            first += len(r)
+        node = torch.cat(owner)
+        visible = (node[:, None] == node[None, :]) & (blocks[:, None] >= blocks[None, :])
+        return [Segment(1, len(node), visible)] if len(node) else []
+
+    def _attend(self, index: int, attention: Qwen3Attention, hidden, rotary, text, segments) -> Tensor:
+        heads = (1, hidden.shape[1], -1, attention.head_dim)
         query = attention.q_norm(attention.q_proj(hidden).view(heads)).transpose(1, 2)
         key = attention.k_norm(attention.k_proj(hidden).view(heads)).transpose(1, 2)
         value = attention.v_proj(hidden).view(heads).transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *rotary)
-        mixed = shared_prefix_attention(query, key, value, *self._cache[index], visible)
-        if pending:
-            stored = (key[0, :, :pending], value[0, :, :pending])
-            self._cache[index] = tuple(map(lambda old, new: torch.cat([old, new], 1), self._cache[index], stored))
-        return attention.o_proj(mixed.transpose(1, 2).reshape(n, s, -1))
+        prefix = self._cache[index]
+        mixed, first = [], 0
+        for segment in ([text] if text.length else []) + segments:
+            part = slice(first, first + segment.rows * segment.length)
+            q, k, v = (segment.fold(x[0, :, part]) for x in (query, key, value))
+            mixed.append(segment.unfold(shared_prefix_attention(q, k, v, *prefix, segment.visible)))
+            if segment is text:  # what follows sees the text
+                prefix = (torch.cat([prefix[0], k[0]], 1), torch.cat([prefix[1], v[0]], 1))
+                if self._cached:
+                    self._cache[index] = prefix
+            first = part.stop
+        return attention.o_proj(torch.cat(mixed)[None])
 
-    def _clear(self) -> None:
+    def _clear(self, layout: str, cache: bool) -> None:
         config = self.model.config
         shape = (config.num_key_value_heads, 0, config.head_dim)
         empty = torch.empty(shape, device=self.device, dtype=self.model.dtype)
         self._cache = [(empty, empty)] * config.num_hidden_layers
-        self._stored = 0
+        self._stored, self._layout, self._cached = 0, layout, cache
         self._pending = torch.empty(0, dtype=torch.long, device=self.device)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`rows` rows of `length` tokens in a pass, all seeing alike: `visible` [length, length] bool within a row."""
+
+    rows: int
+    length: int
+    visible: Tensor
+
+    def fold(self, x: Tensor) -> Tensor:
+        """[H, rows * length, D] to [rows, H, length, D]."""
+        return x.unflatten(1, (self.rows, self.length)).transpose(0, 1)
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """[rows, H, length, D] to [rows * length, H * D]."""
+        return x.transpose(1, 2).reshape(self.rows * self.length, -1)
+
+
+def _split(flat: Tensor, rows: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """`flat` [sum of tokens, ...] cut into the parts of each of `rows`."""
+    return list(zip(rows, flat.split([r.numel() for r in rows]), strict=True))
 
 
 def shared_prefix_attention(query, key, value, prefix_key, prefix_value, visible) -> Tensor:

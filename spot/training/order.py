@@ -16,6 +16,7 @@ from spot.training.traces import Trace
 
 DEEPEST = 12
 DEPTH_DECAY = 0.85  # deeper branches are visited less
+FRESH = 0.08  # the share of questions asked of a table that nothing was committed since
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,33 @@ class Examples:
 
 
 class TraceSet:
-    """Traces end to end: `tables` [S, B, 32], `masks` [S, B], `order` [S]; `left` [S] counts commits that follow."""
+    """Traces end to end: `tables` [S, B, 32]; `masks` [S + 1, B] a trace; `order` [S] the position each step commits.
+
+    `left` [S] counts the steps that follow in the block, `block` [S] is the block's index in the answer. The traces are
+    of the single rule: one position a step.
+    """
 
     def __init__(self, traces: list[Trace]) -> None:
         self.tables = torch.cat([trace.log_probs for trace in traces])
         self.masks = torch.cat([trace.masked for trace in traces])
-        self.order = torch.cat([trace.order for trace in traces])
-        self.left = torch.cat([torch.arange(len(trace.order) - 1, -1, -1) for trace in traces])
+        self.order = torch.cat([(t.masked[:-1] & ~t.masked[1:]).int().argmax(-1) for t in traces])
+        self.left = torch.cat([torch.arange(trace.steps - 1, -1, -1) for trace in traces])
+        steps = torch.tensor([trace.steps for trace in traces])
+        self.block = torch.tensor([trace.block for trace in traces]).repeat_interleave(steps)
+        self._row = torch.arange(len(self.left)) + torch.arange(len(traces)).repeat_interleave(steps)  # in masks
 
-    def examples(self, table: Tensor, depth: Tensor) -> Examples:
-        """The questions asked of tables `table` [N] after one commit and `depth` [N] hypothetical ones."""
-        root = self.masks[table + 1]
+    def examples(self, table: Tensor, depth: Tensor, behind: Tensor | int = 1) -> Examples:
+        """The questions asked of tables `table` [N] after `behind` commits and `depth` [N] hypothetical ones.
+
+        A drafter's table is one commit behind, that of a block not yet begun none.
+        """
+        row = self._row[table]
         return Examples(
             self.tables[table],
-            self.masks[table],
-            root,
-            self.masks[table + 1 + depth],
-            self.order[table + 1 + depth],
+            self.masks[row],
+            self.masks[row + behind],
+            self.masks[row + behind + depth],
+            self.order[table + behind + depth],
             depth,
         )
 
@@ -69,8 +80,9 @@ class TraceSet:
         weights = DEPTH_DECAY ** torch.arange(DEEPEST)
         depth = torch.multinomial(weights, size, replacement=True, generator=generator)
         table = torch.randint(len(self.left), (size,), generator=generator)
-        enough = self.left[table] > depth
-        return self.examples(table[enough], depth[enough])
+        behind = (torch.rand(size, generator=generator) >= FRESH).long()
+        enough = self.left[table] >= depth + behind
+        return self.examples(table[enough], depth[enough], behind[enough])
 
     def every(self, depth: int) -> Examples:
         table = (self.left > depth).nonzero().squeeze(-1)

@@ -1,4 +1,4 @@
-"""Draft-free traces: what the target saw before each commit, and where it committed. T = 0."""
+"""Draft-free traces: what the target saw before each step, and what it committed. T = 0."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,44 +16,63 @@ from spot.targets.protocol import Target
 
 @dataclass(frozen=True)
 class Trace:
-    """One block of S commits. log_probs [S, B, 32] float32, masked [S, B] bool: table and mask before each commit.
+    """One block filled in S steps: the stale tables before each step, and the masks before each step and at the end.
 
-    order [S] int64: the position committed. `block` is the block's index in the answer, 0 first.
+    log_probs [S, B, 32] float32 and indices [S, B, 32] int32 as `StaleTable` has them; masked [S + 1, B] bool, so that
+    step s commits where masked[s] & ~masked[s + 1]; tokens [B] int32, the full block. `block` is the block's index in
+    the answer, 0 first.
     """
 
     log_probs: Tensor
+    indices: Tensor
     masked: Tensor
-    order: Tensor
+    tokens: Tensor
     block: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.log_probs)
 
 
 def collect(target: Target, prompts: Iterable[list[int]], settings: Settings) -> list[Trace]:
     """The traces of every block that draft-free decoding of `prompts` (token ids) fills."""
+    return [trace for prompt in prompts for trace in _collect_one(target, prompt, settings)]
+
+
+def _collect_one(target: Target, prompt: list[int], settings: Settings) -> list[Trace]:
+    seen: dict[int, list[tuple[Visit, StaleTable]]] = {}
+    mask_id = target.config.mask_id
+
+    def watch(visit: Visit) -> None:
+        table = StaleTable.read(visit.logits, visit.state, mask_id)
+        seen.setdefault(visit.start, []).append((visit, table))
+
+    found = dict(decode(target, prompt, settings, Noise(0), watch=watch).commits)
     traces = []
-    for prompt in prompts:
-        tables: dict[int, list[StaleTable]] = {}
-
-        def watch(visit: Visit, tables=tables) -> None:
-            masked = torch.tensor(visit.state, device=visit.logits.device) == target.config.mask_id
-            tables.setdefault(visit.start, []).append(StaleTable.read(visit.logits, masked, target.config.mask_id))
-
-        commits = iter(decode(target, prompt, settings, Noise(0), watch=watch).commits)
-        for block, (start, seen) in enumerate(tables.items()):
-            order = torch.tensor([next(commits)[0] - start for _ in seen])
-            log_probs = torch.stack([table.log_probs for table in seen]).cpu()
-            traces.append(Trace(log_probs, torch.stack([table.masked for table in seen]).cpu(), order, block))
+    for block, (start, steps) in enumerate(seen.items()):
+        first = steps[0][0].state
+        tokens = torch.tensor([found.get(start + i, token) for i, token in enumerate(first)], dtype=torch.int32)
+        masks = [table.masked.cpu() for _, table in steps]
+        log_probs = torch.stack([table.log_probs for _, table in steps]).cpu()
+        indices = torch.stack([table.indices for _, table in steps]).int().cpu()
+        traces.append(Trace(log_probs, indices, torch.stack([*masks, torch.zeros_like(masks[0])]), tokens, block))
     return traces
 
 
 def save_traces(traces: list[Trace], path: Path) -> None:
-    """Write a shard: the traces end to end, with their lengths and blocks."""
-    stacked = {name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("log_probs", "masked", "order")}
-    lengths = torch.tensor([len(trace.order) for trace in traces])
-    save_file(stacked | {"lengths": lengths, "blocks": torch.tensor([trace.block for trace in traces])}, path)
+    """Write a shard: the traces end to end, with their numbers of steps and blocks."""
+    stacked = {name: torch.cat([getattr(t, name) for t in traces]) for name in ("log_probs", "indices", "masked")}
+    stacked["tokens"] = torch.stack([trace.tokens for trace in traces])
+    steps = torch.tensor([trace.steps for trace in traces])
+    save_file(stacked | {"steps": steps, "blocks": torch.tensor([trace.block for trace in traces])}, path)
 
 
 def load_traces(path: Path) -> list[Trace]:
     shard = load_file(path)
-    lengths = shard["lengths"].tolist()
-    parts = (shard[name].split(lengths) for name in ("log_probs", "masked", "order"))
-    return [Trace(*part) for part in zip(*parts, shard["blocks"].tolist(), strict=True)]
+    steps = shard["steps"].tolist()
+    parts = (
+        shard["log_probs"].split(steps),
+        shard["indices"].split(steps),
+        shard["masked"].split([s + 1 for s in steps]),
+    )
+    return [Trace(*part) for part in zip(*parts, shard["tokens"], shard["blocks"].tolist(), strict=True)]

@@ -1,0 +1,67 @@
+"""Best-first growth over the blocks a draft may reach: this one, and across its edge the next (design.md §3, §4)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spot.drafters.protocol import Context, StaleTable
+from spot.tree import Commits, Draft, Enough, State, grow
+
+
+@dataclass(frozen=True)
+class Branches:
+    """F drafted states of the block at `start`: its table and root masks [B], their own masks [F, B] and steps [F]."""
+
+    table: StaleTable
+    root: Tensor
+    masked: Tensor
+    start: int
+    steps: Tensor
+
+
+Propose = Callable[[Branches], tuple[Tensor, Tensor, Tensor]]
+"""log q(position) [F, B], -inf where not masked; W token candidates a position: log p and token [F, B, W]."""
+
+
+def branches(context: Context, states: list[State]) -> Branches:
+    """`states` all of this block, or all of the next one, which `context.next_table` tells of."""
+    table, start, step, block = context.table, context.start, context.step, context.block
+    if len(states[0]) > context.size:
+        assert context.next_table is not None
+        table, start, step, block = context.next_table, start + context.size, 0, (context.mask_id,) * context.size
+    device = table.masked.device
+    masked = torch.tensor([state[-context.size :] for state in states], device=device) == context.mask_id
+    root = torch.tensor(block, device=device) == context.mask_id
+    return Branches(table, root, masked, start, step + root.sum() - masked.sum(-1))
+
+
+def grow_tree(
+    context: Context,
+    budget: int,
+    propose: Propose,
+    *,
+    width: int | None = None,
+    edge: bool = False,
+    enough: Enough | None = None,
+) -> list[Draft]:
+    """The `budget` states of largest mass Π q(position) p(token), best first.
+
+    `width` keeps that many commits of each state: 1 makes a chain. With `edge` growth goes on across the block's edge.
+    """
+
+    def children(states: list[State]) -> Commits:
+        if len(states[0]) > context.size and context.next_table is None:
+            nothing = torch.empty(len(states), 0)
+            return Commits(nothing, nothing.long(), nothing.long())
+        return likeliest(*propose(branches(context, states)), width or budget)
+
+    return grow(context.block, context.mask_id, budget, children, context.settle if edge else None, enough)
+
+
+def likeliest(log_q: Tensor, log_p: Tensor, token: Tensor, count: int) -> Commits:
+    """Commits from log q(position) [F, B] and W token candidates a position, log p and token [F, B, W]."""
+    mass = (log_q[..., None] + log_p).flatten(1)
+    best, index = mass.topk(min(count, mass.shape[1]))
+    return Commits(best, index // token.shape[-1], token.flatten(1).gather(1, index))

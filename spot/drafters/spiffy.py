@@ -1,0 +1,108 @@
+"""Spiffy (2509.18085): a calibrated graph of formulas, filled from the stale table.
+
+A formula names fills by rank: the i-th most confident masked position takes its j-th likeliest token. Which formulas
+are drafted was fixed by calibration (`spot/training/spiffy.py`); at run time they are filled and nothing is searched.
+No code of the authors is public; what is inferred: positions are ranked by stale confidence among those still masked
+after the last commit, and at T > 0 tokens by stale / T plus the shared noise of the step that calibration saw.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spot.drafters.growth import branches
+from spot.drafters.protocol import Context
+from spot.drafters.tokens import coupled_scores
+from spot.tree import State
+
+NEEDS_CHECKPOINT = True
+TOKEN_RANKS = 3  # a formula's j is under this
+
+Fill = tuple[int, int, int]
+"""Position rank, token rank, and how many steps ahead it is committed, all from 0."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A set of fills, and how often calibration saw the target pass through it."""
+
+    fills: tuple[Fill, ...]
+    count: int
+
+    @property
+    def ranks(self) -> frozenset[tuple[int, int]]:
+        return frozenset((i, j) for i, j, _ in self.fills)
+
+
+def load(checkpoint: Path, device: str, prune_from: int = 0) -> "Spiffy":
+    graph = json.loads(checkpoint.read_text())
+    formulas = (Formula(tuple(map(tuple, f["fills"])), f["count"]) for f in graph["formulas"])
+    return Spiffy(tuple(formulas), prune_from)
+
+
+@dataclass(frozen=True)
+class Spiffy:
+    """Formulas in the order calibration chose them, so that the first D are the graph for budget D.
+
+    With `prune_from` D, that many are filled and those of the highest score kept: the geometric mean of a formula's
+    own probability a fill and its best child's score (v4; the best of several children is inferred).
+    """
+
+    formulas: tuple[Formula, ...]
+    prune_from: int = 0
+
+    @torch.inference_mode()
+    def draft(self, context: Context, budget: int) -> list[State]:
+        found = branches(context, [context.block])
+        masks = int(found.masked.sum())
+        fitting = [f for f in self.formulas if len(f.fills) < masks and max(i for i, _, _ in f.fills) < masks]
+        filled = _Filler(context, found, masks, max((d for f in fitting for *_, d in f.fills), default=0))
+        chosen = fitting[: max(budget, self.prune_from)]
+        if self.prune_from:
+            chosen = prune(chosen, {f: filled.log_probability(f) for f in chosen}, budget)
+        return [filled.state(formula) for formula in chosen]
+
+
+class _Filler:
+    """Turns formulas into states: the block's masked positions by confidence, and their tokens at every depth."""
+
+    def __init__(self, context: Context, found, masks: int, deepest: int) -> None:
+        confidence = found.table.log_probs[:, 0].masked_fill(~found.masked[0], -torch.inf)
+        positions = confidence.argsort(descending=True, stable=True)[:masks]
+        steps = found.steps + torch.arange(deepest + 1, device=positions.device)
+        scores = coupled_scores(context, found.table, found.start, steps)[:, positions]
+        log_p, rank = scores.topk(TOKEN_RANKS)
+        tokens = found.table.indices[positions].expand_as(scores).gather(-1, rank)
+        self.block, self.positions = context.block, positions.tolist()
+        self.tokens, self.log_p = tokens.tolist(), log_p.tolist()  # [depth][i][j]
+
+    def state(self, formula: Formula) -> State:
+        state = list(self.block)
+        for i, j, depth in formula.fills:
+            state[self.positions[i]] = self.tokens[depth][i][j]
+        return tuple(state)
+
+    def log_probability(self, formula: Formula) -> float:
+        """Of its fills, the geometric mean."""
+        return sum(self.log_p[depth][i][j] for i, j, depth in formula.fills) / len(formula.fills)
+
+
+def prune(formulas: list[Formula], local: dict[Formula, float], keep: int) -> list[Formula]:
+    """The `keep` formulas of highest score that hang together: each has one fill, or a parent that is kept."""
+    ranks = {formula: formula.ranks for formula in formulas}
+    score: dict[Formula, float] = {}
+    for formula in sorted(formulas, key=lambda f: -len(f.fills)):
+        children = [score[f] for f in score if ranks[formula] < ranks[f] and len(f.fills) == len(formula.fills) + 1]
+        score[formula] = (local[formula] + max(children)) / 2 if children else local[formula]
+    kept: list[Formula] = []
+    waiting = sorted(formulas, key=lambda f: -score[f])
+    while waiting and len(kept) < keep:
+        linked = (f for f in waiting if f.fills[-1][2] == 0 or any(ranks[k] < ranks[f] for k in kept))
+        best = next(linked, None)
+        if best is None:
+            break
+        kept.append(best)
+        waiting.remove(best)
+    return kept
