@@ -103,7 +103,7 @@ def test_a_question_may_hold_any_line_end_that_json_allows_raw(tmp_path):
 
 def test_gsm8k_rows_are_asked_as_sdar_asks_them(gsm8k_file):
     task = load_task("gsm8k", {"path": str(gsm8k_file)})
-    assert [row.id for row in task.rows] == ["0", "1"]
+    assert [row.id for row in task.rows] == ["test-0", "test-1"]
     assert task.rows[0].prompt == (
         "What is 1 and 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
     )

@@ -17,9 +17,12 @@ def rows(
     split: str = "test",
     revision: str = "main",
 ) -> list[Row]:
-    """The questions in the data set's order, from a local JSON-lines file if `path` is given, else from the hub."""
+    """The questions in the data set's order, from a local JSON-lines file if `path` is given, else from the hub.
+
+    Ids name the split, of a file the one it is said to be: a drafter may be trained on row 0 of one split only.
+    """
     records = _read_lines(Path(path)) if path else _read_hub(hub, config, split, revision)
-    return [Row(str(index), record["question"] + INSTRUCTION, record["answer"]) for index, record in enumerate(records)]
+    return [Row(f"{split}-{i}", record["question"] + INSTRUCTION, record["answer"]) for i, record in enumerate(records)]
 
 
 def score(row: Row, text: str) -> Score:
