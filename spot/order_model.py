@@ -40,8 +40,15 @@ class OrderModel(nn.Module):
         log_probs [F, B, 32] is the stale table; table_masked, root_masked and masked ([F, B] bool, or what expands to
         it) say where the block was masked when the table was read, is masked now, and is masked on this branch.
         """
+        return self.log_q(self.encode(log_probs, table_masked, root_masked, masked), log_probs, masked)
+
+    def encode(self, log_probs: Tensor, table_masked: Tensor, root_masked: Tensor, masked: Tensor) -> Tensor:
+        """What the model makes of every position, [F, B, 128]."""
         hidden = self.embed(features(log_probs, table_masked, root_masked, masked))
-        hidden = self.layers(hidden + self.place[: hidden.shape[1]])
+        return self.layers(hidden + self.place[: hidden.shape[1]])
+
+    def log_q(self, hidden: Tensor, log_probs: Tensor, masked: Tensor) -> Tensor:
+        """log q [F, B] of encoded positions."""
         scores = self.head(hidden).squeeze(-1) - self.stale * log_surprise(log_probs)
         return (scores / self.temperature).masked_fill(~masked, -torch.inf).log_softmax(-1)
 

@@ -5,26 +5,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 State = tuple[int, ...]
 """A block's token ids, masked positions holding the mask id; or a full block's, followed by those of the next block."""
 
-Children = Callable[[list[State]], "Commits"]
+Children = Callable[[list[State]], list[list[tuple[float, State]]]]
+"""For each of several states of one length: the log mass that a next commit adds, at most 0, and where it leads."""
 Settle = Callable[[State], State | None]
 FRONTIER = 3  # states expanded per call: more save calls where a call is dear, and waste work where a state is
-
-
-@dataclass(frozen=True)
-class Commits:
-    """The likeliest next commits of F states, best first: log_mass, position and token, each [F, K].
-
-    log_mass is at most 0, and -inf where a state has fewer than K. Positions count from the open block's start.
-    """
-
-    log_mass: Tensor
-    position: Tensor
-    token: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,10 +55,7 @@ def grow(
     least = 1 if settle else 2  # masks that a state with children has
 
     def expand(states: list[State]) -> None:
-        commits, offset = children(states), len(states[0]) - len(root)
-        rows = zip(states, commits.log_mass.tolist(), commits.position.tolist(), commits.token.tolist(), strict=True)
-        for state, *row in rows:
-            found = [(m, commit(state, offset + p, t)) for m, p, t in zip(*row, strict=True) if m > -math.inf]
+        for state, found in zip(states, children(states), strict=True):
             settled = ((m, child if mask_id in child else settle and settle(child)) for m, child in found)
             expanded[state] = [(m, child) for m, child in settled if child]
 

@@ -1,13 +1,15 @@
 """Best-first growth over the blocks a draft may reach: this one, and across its edge the next (design.md §3, §4)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from spot.drafters.protocol import Context, StaleTable
-from spot.tree import Commits, Draft, Enough, State, grow
+from spot.tree import Draft, Enough, State, commit, grow
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,33 @@ def grow_tree(
     `width` keeps that many commits of each state: 1 makes a chain. With `edge` growth goes on across the block's edge.
     """
 
-    def children(states: list[State]) -> Commits:
-        if len(states[0]) > context.size and context.next_table is None:
-            nothing = torch.empty(len(states), 0)
-            return Commits(nothing, nothing.long(), nothing.long())
-        return likeliest(*propose(branches(context, states)), width or budget)
+    def children(states: list[State]) -> list[list[tuple[float, State]]]:
+        offset = len(states[0]) - context.size
+        if offset and context.next_table is None:
+            return [[] for _ in states]
+        found = likeliest(*propose(branches(context, states)), width or budget)
+        rows = zip(states, *(part.tolist() for part in found), strict=True)
+        return [
+            [(m, commit(state, offset + p, t)) for m, p, t in zip(*row, strict=True) if m > -math.inf]
+            for state, *row in rows
+        ]
 
     return grow(context.block, context.mask_id, budget, children, context.settle if edge else None, enough)
 
 
+class Commits(NamedTuple):
+    """The likeliest next commits of F states, best first: log_mass, position and token, each [F, K].
+
+    log_mass is -inf where a state has fewer than K. Positions count from the open block's start.
+    """
+
+    log_mass: Tensor
+    position: Tensor
+    token: Tensor
+
+
 def likeliest(log_q: Tensor, log_p: Tensor, token: Tensor, count: int) -> Commits:
-    """Commits from log q(position) [F, B] and W token candidates a position, log p and token [F, B, W]."""
+    """From log q(position) [F, B] and W token candidates a position, log p and token [F, B, W]."""
     mass = (log_q[..., None] + log_p).flatten(1)
     best, index = mass.topk(min(count, mass.shape[1]))
     return Commits(best, index // token.shape[-1], token.flatten(1).gather(1, index))

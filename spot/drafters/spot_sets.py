@@ -1,0 +1,79 @@
+"""SPOT-Sets: for the threshold rule, a tree of whole commit sets with their tokens (paper, section 4.2 and news).
+
+Each state's likeliest next sets are enumerated from the positions' probabilities of passing the threshold; the tree
+grows best first by the product of set and token probabilities. Inferred: positions pass independently, and where none
+does, the set is the one position that the order model names.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spot.drafters.growth import Branches, branches
+from spot.drafters.protocol import Context
+from spot.drafters.tokens import coupled_scores
+from spot.sets_model import SetsModel, load_sets_model
+from spot.tree import State, grow
+
+NEEDS_CHECKPOINT = True
+UNSURE = 8  # the positions nearest to even odds are the ones that sets differ in
+
+
+def load(checkpoint: Path, device: str) -> "SpotSets":
+    return SpotSets(load_sets_model(checkpoint, device))
+
+
+@dataclass(frozen=True)
+class SpotSets:
+    model: SetsModel
+
+    @torch.inference_mode()
+    def draft(self, context: Context, budget: int) -> list[State]:
+        def children(states: list[State]) -> list[list[tuple[float, State]]]:
+            found = branches(context, states)
+            log_mass, sets, token = self.sets(context, found, budget)
+            block = torch.tensor(states, device=token.device)
+            filled = torch.where(sets, token[:, None], block[:, None])
+            pairs = zip(log_mass.tolist(), filled.tolist(), strict=True)
+            return [[(m, tuple(s)) for m, s in zip(*pair, strict=True) if m > -torch.inf] for pair in pairs]
+
+        return [draft.state for draft in grow(context.block, context.mask_id, budget, children)]
+
+    def sets(self, context: Context, found: Branches, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest next sets of F states: log mass [F, K], sets [F, K, B] bool, and the tokens [F, B]."""
+        stale = found.table.log_probs.expand(len(found.masked), -1, -1)
+        scores = coupled_scores(context, found.table, found.start, found.steps)
+        log_p, rank = scores.max(-1)
+        confidence = stale[..., 0]
+        if context.temperature > 0:
+            confidence = (stale / context.temperature).log_softmax(-1).gather(-1, rank[..., None]).squeeze(-1)
+        log_q, passing = self.model(stale, confidence, found.table.masked, found.root, found.masked)
+        token = found.table.indices.expand_as(scores).gather(-1, rank[..., None]).squeeze(-1)
+        log_mass, sets = likeliest_sets(log_q, passing, found.masked)
+        log_mass = log_mass + (log_p[:, None] * sets).sum(-1)
+        best, index = log_mass.topk(min(count, log_mass.shape[1]))
+        return best, sets.gather(1, index[..., None].expand(-1, -1, sets.shape[-1])), token
+
+
+def likeliest_sets(log_q: Tensor, passing: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+    """Sets [F, K, B] and their log probability [F, K], from the logit of passing and log q, [F, B]; K = 256 + B.
+
+    The 256 sets agree with the even odds but for the UNSURE positions nearest to them. The empty one stands for the
+    single positions, which come after the 256 with its probability shared out by q.
+    """
+    f, size = masked.shape
+    width = min(UNSURE, size)
+    odds = passing.masked_fill(~masked, -torch.inf)
+    unsure = odds.abs().masked_fill(~masked, torch.inf).topk(width, largest=False).indices
+    flips = torch.arange(2**width, device=odds.device)[:, None] >> torch.arange(width, device=odds.device) & 1
+    flip = torch.zeros(f, len(flips), size, dtype=torch.bool, device=odds.device)
+    flip.scatter_(2, unsure[:, None].expand(-1, len(flips), -1), flips.bool().expand(f, -1, -1))
+    sets = (odds > 0)[:, None] ^ (flip & masked[:, None])
+    sure = torch.nn.functional.logsigmoid(odds.abs()).masked_fill(~masked, 0.0)
+    log_mass = sure.sum(-1, keepdim=True) - (odds.abs().masked_fill(~masked, 0.0)[:, None] * flip).sum(-1)
+    empty = ~sets.any(-1)
+    log_none = log_mass.masked_fill(~empty, -torch.inf).amax(-1, keepdim=True)
+    singles = torch.eye(size, dtype=torch.bool, device=odds.device).expand(f, -1, -1)
+    return torch.cat([log_mass.masked_fill(empty, -torch.inf), log_none + log_q], 1), torch.cat([sets, singles], 1)

@@ -1,0 +1,120 @@
+"""Calibrates SPOT-Sets: cross-entropy on which positions pass the threshold in the step after k further steps.
+
+python launch.py calibrate-sets --model tiny-sdar --task arith --threshold 0.9 --out assets/tiny-spot-sets.safetensors
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from spot.order_model import OrderModel
+from spot.sets_model import SetsModel
+from spot.training.traces import Trace
+
+DEEPEST = 4
+DEPTH_DECAY = 0.6
+
+
+@dataclass(frozen=True)
+class SetsSettings:
+    steps: int = 600
+    batch_size: int = 192
+    rate: float = 3e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Questions:
+    """N questions "who passes next?": the table [N, B, 32]; masks [N, B] at table, root and branch; passes [N, B]."""
+
+    log_probs: Tensor
+    table_masked: Tensor
+    root_masked: Tensor
+    masked: Tensor
+    passes: Tensor
+
+    def logits(self, model: SetsModel) -> Tensor:
+        confidence = self.log_probs[..., 0]
+        return model(self.log_probs, confidence, self.table_masked, self.root_masked, self.masked)[1]
+
+    def loss(self, model: SetsModel) -> Tensor:
+        """Cross-entropy a masked position, nats."""
+        logits = self.logits(model)[self.masked]
+        return F.binary_cross_entropy_with_logits(logits, self.passes[self.masked].float())
+
+
+class SetsTraces:
+    """Traces of the threshold rule end to end."""
+
+    def __init__(self, traces: list[Trace], threshold: float) -> None:
+        self.tables = torch.cat([trace.log_probs for trace in traces])
+        self.masks = torch.cat([trace.masked for trace in traces])
+        self.left = torch.cat([torch.arange(trace.steps - 1, -1, -1) for trace in traces])
+        steps = torch.tensor([trace.steps for trace in traces])
+        self._row = torch.arange(len(self.left)) + torch.arange(len(traces)).repeat_interleave(steps)
+        # what a step commits because it is the best, not because it passes, is no commit of its own
+        self.passes = self.masks[self._row] & (self.tables[..., 0] > math.log(threshold))
+
+    def questions(self, table: Tensor, depth: Tensor) -> Questions:
+        """After one step since tables `table` [N], and `depth` [N] hypothetical ones."""
+        row = self._row[table]
+        return Questions(
+            self.tables[table],
+            self.masks[row],
+            self.masks[row + 1],
+            self.masks[row + 1 + depth],
+            self.passes[table + 1 + depth],
+        )
+
+    def sample(self, size: int, generator: torch.Generator) -> Questions:
+        depth = torch.multinomial(DEPTH_DECAY ** torch.arange(DEEPEST), size, replacement=True, generator=generator)
+        table = torch.randint(len(self.left), (size,), generator=generator)
+        enough = self.left[table] > depth
+        return self.questions(table[enough], depth[enough])
+
+    def every(self, depth: int) -> Questions:
+        table = (self.left > depth).nonzero().squeeze(-1)
+        return self.questions(table, torch.full_like(table, depth))
+
+
+def calibrate_sets(
+    order: OrderModel,
+    traces: list[Trace],
+    threshold: float,
+    settings: SetsSettings,
+    report: Callable[[str], None] = print,
+) -> SetsModel:
+    """A head for `order`, which stays as it is, fitted to `traces` of the threshold rule. Deterministic."""
+    torch.manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
+    data, model = SetsTraces(traces, threshold), SetsModel(order.requires_grad_(False), threshold)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=settings.rate, weight_decay=0.01)
+    running = None
+    for step in range(settings.steps):
+        optimizer.param_groups[0]["lr"] = settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+        loss = data.sample(settings.batch_size, generator).loss(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        running = loss.item() if running is None else 0.95 * running + 0.05 * loss.item()
+        if (step + 1) % 50 == 0:
+            report(f"step {step + 1}/{settings.steps}  loss {running:.4f}")
+    return model.eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def set_accuracy(model: SetsModel, held_out: list[Trace]) -> dict[str, list[float]]:
+    """By number of hypothetical steps: how often the set of all positions likelier than not to pass is the true one."""
+    data = SetsTraces(held_out, model.threshold)
+    result: dict[str, list[float]] = {"sets_model": [], "stale_confidence": []}
+    for depth in range(DEEPEST):
+        asked = data.every(depth)
+        stale = (asked.log_probs[..., 0] > math.log(model.threshold)) & asked.masked
+        for name, guess in (("sets_model", asked.logits(model) > 0), ("stale_confidence", stale)):
+            result[name].append(round((guess == asked.passes).all(-1).double().mean().item(), 4))
+    return result
