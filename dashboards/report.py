@@ -30,6 +30,7 @@ _HEADINGS = (
     "NFE ratio",
     "throughput ratio",
     "acceptance",
+    "oracle share",
     "accuracy",
     "identical",
     "n/N",
@@ -56,10 +57,12 @@ def render(sweep: Sweep, samples: pd.DataFrame) -> str:
     table = results.summary(sweep, samples)
     merged = results.over_seeds(table).to_dict("records")
     rows = [line | {"raw": raw} for line, raw in zip(results.display_rows(table), merged, strict=True)]
+    shares = results.has_oracle(rows)
     return _environment().get_template("report.html.j2").render(
         name=sweep.name,
         facts=_facts(table, samples),
-        headings=_HEADINGS,
+        headings=[name for name in _HEADINGS if name != "oracle share" or shares],
+        shares=shares,
         table=_grouped(rows),
         interval=_interval,
         oracles=any(results.is_oracle(row["method"]) for row in merged),

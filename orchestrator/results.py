@@ -34,13 +34,18 @@ _PHASES = ("prefill", "target", "draft", "rest")
 _RESAMPLES = 1000
 # The columns that are averaged over seeds; `NAME_low` and `NAME_high` exist for the three with an interval.
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
-            "tokens_per_second", "cache_passes", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
+            "tokens_per_second", "cache_passes", "oracle_share", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
 _COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug")
 
 
 def is_oracle(method: str) -> bool:
     """Whether a drafting method is a diagnostic that has seen the answer: untimed, never the best of a group."""
     return method.startswith("oracle")
+
+
+def knows(cell: Cell) -> str | None:
+    """What an oracle cell knows of the answer: "positions", "tokens" or "both"; None for any other cell."""
+    return str(dict(cell.drafter_options).get("knows", "both")) if is_oracle(cell.method) else None
 
 
 # ---------------------------------------------------------------------------------------------------------- samples
@@ -108,12 +113,33 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
     control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap
-    95 % interval over rows (`_low`, `_high`); survival, the share of drafted passes in which at least 1, 2, ...
-    drafts were accepted.
+    95 % interval over rows (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the
+    position oracle saves at its budget, over their common rows, None where the sweep has no such cell; survival, the
+    share of drafted passes in which at least 1, 2, ... drafts were accepted.
     """
-    groups = dict(list(samples.groupby("cell", sort=False)))
-    rows = [_summarise(cell, len(sweep.rows[cell.key]), groups.get(cell.key, samples[:0])) for cell in sweep.cells]
+    groups = {cell.key: samples[:0] for cell in sweep.cells} | dict(list(samples.groupby("cell", sort=False)))
+    oracles = {_place(cell): groups[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
+    rows = [
+        _summarise(cell, len(sweep.rows[cell.key]), groups[cell.key])
+        | {"oracle_share": _oracle_share(groups[cell.key], oracles.get(_place(cell)))}
+        for cell in sweep.cells
+    ]
     return _none_for_nan(pd.DataFrame(rows))
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    """A cell's axes without its drafter: where it may be measured against an oracle."""
+    return tuple(value for name, value in axes(cell).items() if name not in ("drafter", "method"))
+
+
+def _oracle_share(samples: pd.DataFrame, oracle: pd.DataFrame | None) -> float | None:
+    """(control - method) / (control - position oracle), NFE summed over the rows that both have."""
+    if oracle is None:
+        return None
+    good, best = (part[part["status"] == "ok"].set_index("row") for part in (samples, oracle))
+    common = [part.loc[good.index.intersection(best.index)] for part in (good, best)]
+    saved, most = (_numbers(part, "control_nfe") - _numbers(part, "nfe") for part in common)
+    return _divide(saved.sum(), most.sum())
 
 
 def _none_for_nan(table: pd.DataFrame) -> pd.DataFrame:
@@ -243,12 +269,14 @@ def _mean_survival(curves: pd.Series) -> list[float] | None:
 
 _HEADINGS = {"model": "model", "task": "task", "method": "method", "budget": "budget", "temperature": "T", "nfe": "NFE",
              "nfe_ratio": "NFE ratio", "throughput_ratio": "throughput ratio", "acceptance": "acceptance",
-             "accuracy": "accuracy", "identical": "identical", "done": "n/N"}  # fmt: skip
+             "oracle_share": "oracle share", "accuracy": "accuracy", "identical": "identical",
+             "done": "n/N"}  # fmt: skip
 _NARROW = {"budget": "bud-\nget", "nfe_ratio": "NFE\nratio", "throughput_ratio": "thr.\nratio",
-           "acceptance": "accept-\nance", "accuracy": "accu-\nracy", "identical": "iden-\ntical"}  # fmt: skip
+           "acceptance": "accept-\nance", "oracle_share": "oracle\nshare", "accuracy": "accu-\nracy",
+           "identical": "iden-\ntical"}  # fmt: skip
 _SPREAD = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")  # shown with a deviation over seeds
 _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
-            "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
+            "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
 _WORDS = ("model", "task", "method")  # set flush left
 _NOTHING = "–"
 
@@ -304,9 +332,14 @@ def _number(row: dict[str, Any], name: str, plus_minus: str | None) -> str:
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    """Model and task are columns only where they tell rows apart."""
+    """Model and task are columns only where they tell rows apart, the oracle's share only where there is one."""
     constant = {name for name in ("model", "task") if len({row[name] for row in rows}) <= 1}
-    return [name for name in _HEADINGS if name not in constant]
+    return [name for name in _HEADINGS if name not in constant and (name != "oracle_share" or has_oracle(rows))]
+
+
+def has_oracle(rows: list[dict[str, Any]]) -> bool:
+    """Whether any of `display_rows` is measured against a position oracle."""
+    return any(row["oracle_share"] != _NOTHING for row in rows)
 
 
 def table(summarised: pd.DataFrame) -> Table:
@@ -315,7 +348,7 @@ def table(summarised: pd.DataFrame) -> Table:
     With several models or tasks, each pair has a title line of its own, which costs no column.
     """
     rows = display_rows(summarised, plus_minus="±", spread=("nfe_ratio", "throughput_ratio", "accuracy"))
-    names = [name for name in _HEADINGS if name not in ("model", "task")]
+    names = [name for name in _columns(rows) if name not in ("model", "task")]
     shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", caption=_caption(rows), caption_justify="left")
     for name in names:
         heading = _NARROW.get(name, _HEADINGS[name])

@@ -25,6 +25,7 @@ class FakeCell:
     seed: int = 0
     gen_length: int = 64
     stop: str = "eos"
+    drafter_options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def method(self) -> str:

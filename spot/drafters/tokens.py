@@ -5,6 +5,7 @@ from torch import Tensor
 
 from spot.drafters.growth import Branches
 from spot.drafters.protocol import Context, StaleTable
+from spot.noise import Noise
 
 
 def token_candidates(context: Context, found: Branches, gate: float) -> tuple[Tensor, Tensor]:
@@ -24,13 +25,20 @@ def gated(log_p: Tensor, sure: Tensor) -> Tensor:
 
 
 def coupled_scores(context: Context, table: StaleTable, start: int, steps: Tensor) -> Tensor:
-    """log p of the table's 32 tokens, [F, B, 32] float32, at `steps` [F] of the block at `start`.
+    """log p of the table's 32 tokens, [F, B, 32] float32, at `steps` [F] of the block at `start`."""
+    positions = torch.arange(len(table.masked), device=steps.device)[None, :, None] + start
+    log_probs = table.log_probs.expand(len(steps), -1, -1)
+    return coupled(log_probs, table.indices, positions, steps[:, None, None], context.temperature, context.noise)
+
+
+def coupled(
+    log_probs: Tensor, indices: Tensor, positions: Tensor, steps: Tensor, temperature: float, noise: Noise
+) -> Tensor:
+    """log p of stale tokens at absolute `positions` and `steps`: what broadcasts to `log_probs` [F, B, 32], float32.
 
     Stale at T = 0. At T > 0 the softmax of stale / T + G over the 32 entries, with the noise of that future step
     (inferred: the paper does not say).
     """
-    if context.temperature == 0:
-        return table.log_probs.expand(len(steps), -1, -1)
-    positions = torch.arange(len(table.masked), device=steps.device)[None, :, None] + start
-    gumbel = context.noise.gumbel(positions, steps[:, None, None], table.indices[None])
-    return (table.log_probs / context.temperature + gumbel).log_softmax(-1).float()
+    if temperature == 0:
+        return log_probs
+    return (log_probs / temperature + noise.gumbel(positions, steps, indices)).log_softmax(-1).float()

@@ -59,6 +59,14 @@ def test_the_page_has_table_figures_verdict_and_samples(tmp_path):
     assert text.count("<details>") == 2 and "text of r1" in text and "control: 60 → spot 8: 15" in text
 
 
+def test_the_share_of_the_position_oracle_is_shown_where_there_is_one(tmp_path):
+    oracle = real_cell("oracle-positions", 4, method="oracle", drafter_options=(("knows", "positions"),))
+    made = [control(CONTROL.key, "r0", 60), decode(SPOT.key, "r0", 30, 60), decode(oracle.key, "r0", 20, 60)]
+    text = page(tmp_path / "with", cells=(CONTROL, SPOT, oracle), made=made)
+    assert "<th>oracle share</th>" in text and "<td>75%</td>" in text
+    assert "oracle share" not in page(tmp_path / "without")
+
+
 def test_the_environment_is_shown(tmp_path):
     text = page(tmp_path)
     assert "<div>torch: 2.9</div>" in text and "<div>threads: 1</div>" in text

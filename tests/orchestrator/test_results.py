@@ -67,6 +67,41 @@ def test_throughput_ratio_sums_only_rows_with_identical_texts():
     assert (spot["identical"], spot["numeric"], spot["bug"]) == (0.5, 1, 0)
 
 
+def position_oracle(key, budget, **changes):
+    return FakeCell(key, "oracle-positions", budget, drafter_options=(("knows", "positions"),), **changes)
+
+
+def test_the_oracle_share_is_what_a_method_recovers_of_the_position_oracles_reduction_over_common_rows():
+    plan = sweep(CONTROL, SPOT, position_oracle("o", 4), rows=3)
+    records = [
+        control("c", "r0", 60), decode("s", "r0", 30, 60), decode("o", "r0", 20, 60),
+        control("c", "r1", 80), decode("s", "r1", 50, 80), decode("o", "r1", 40, 80),
+        decode("s", "r2", 1, 80), decode("o", "r2", 0, 0, status="failed", error="x"),
+    ]  # fmt: skip
+    table = summarised(plan, records)
+    assert line(table, "s")["oracle_share"] == (30 + 30) / (40 + 40)
+    assert line(table, "o")["oracle_share"] == 1.0
+    assert line(table, "c")["oracle_share"] is None
+
+
+@pytest.mark.parametrize(
+    "other", [position_oracle("o", 8), position_oracle("o", 4, seed=1), FakeCell("o", "oracle-both", 4)]
+)
+def test_without_a_position_oracle_at_its_budget_and_seed_a_method_has_no_oracle_share(other):
+    table = summarised(sweep(CONTROL, SPOT, other), [decode("s", "r0", 30, 60), decode("o", "r0", 20, 60)])
+    assert line(table, "s")["oracle_share"] is None
+
+
+def test_the_oracle_share_is_a_column_only_where_there_is_one_and_fits_a_terminal():
+    plan = sweep(CONTROL, SPOT, position_oracle("o", 4))
+    records = [decode("s", "r0", 30, 60), decode("o", "r0", 20, 60)]
+    with_oracle, without = summarised(plan, records), summarised(*two_rows())
+    shown = rendered(with_oracle, 80)
+    assert "75%" in shown and "100%" in shown and "oracle-positions †" in shown
+    assert "oracle share" in results.to_markdown(with_oracle)
+    assert "share" not in rendered(without, 80) and "share" not in results.to_markdown(without)
+
+
 def test_an_oracle_is_untimed():
     oracle = FakeCell("o", "oracle-both", 4)
     assert line(summarised(sweep(oracle), [decode("o", "r0", 10, 60)]), "o")["throughput_ratio"] is None
