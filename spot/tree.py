@@ -27,6 +27,7 @@ class Draft:
 
 
 Enough = Callable[[list[Draft], Draft], bool]
+Choose = Callable[[list[float]], int]
 
 
 def commit(state: State, position: int, token: int) -> State:
@@ -40,14 +41,15 @@ def grow(
     children: Children,
     settle: Settle | None = None,
     enough: Enough | None = None,
+    choose: Choose | None = None,
 ) -> list[Draft]:
     """The `budget` states of largest prefix mass below `root`, best first; fewer where there are no more.
 
     A state's mass is that of the likeliest order of commits that leads to it, so it never exceeds its parent's and the
     first time a state is taken is the best. Growth ends early where `enough` says that the next draft, after those so
-    far, is not worth it. Full states are not drafted, unless `settle` gives the state that follows one (the full block
-    and the next, masked; None for none). Frontier states of one block are expanded together, ahead of their turn; that
-    changes the number of calls, never the tree.
+    far, is not worth it; `choose` may lower the budget once the root's children are known. Full states are not drafted,
+    unless `settle` gives the state that follows one (the full block and the next, masked; None for none). Frontier
+    states of one block are expanded together, ahead of their turn; that changes the number of calls, never the tree.
     """
     queue: list[tuple[float, State]] = [(0.0, root)]
     expanded: dict[State, list[tuple[float, State]]] = {}
@@ -73,6 +75,8 @@ def grow(
             ahead = (other for _, other in heapq.nsmallest(FRONTIER, queue))
             waiting = (s for s in ahead if s not in expanded and s.count(mask_id) >= least and len(s) == len(state))
             expand(list(dict.fromkeys([state, *waiting]))[:FRONTIER])
+            if choose and state is root:
+                budget = min(budget, choose([log_mass for log_mass, _ in expanded[root]]))
         for log_mass, child in expanded[state]:
             heapq.heappush(queue, (cost - log_mass, child))
     return list(drafts.values())[1:]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spot.drafters.protocol import Context, StaleTable
-from spot.tree import Draft, Enough, State, commit, grow
+from spot.tree import Choose, Draft, Enough, State, commit, grow
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def grow_tree(
     width: int | None = None,
     edge: bool = False,
     enough: Enough | None = None,
+    choose: Choose | None = None,
 ) -> list[Draft]:
     """The `budget` states of largest mass Π q(position) p(token), best first.
 
@@ -64,7 +65,7 @@ def grow_tree(
             for state, *row in rows
         ]
 
-    return grow(context.block, context.mask_id, budget, children, context.settle if edge else None, enough)
+    return grow(context.block, context.mask_id, budget, children, context.settle if edge else None, enough, choose)
 
 
 class Commits(NamedTuple):

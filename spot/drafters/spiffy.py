@@ -42,6 +42,13 @@ def load(checkpoint: Path, device: str, prune_from: int = 0) -> "Spiffy":
     return Spiffy(tuple(formulas), prune_from)
 
 
+def save_graph(formulas: list[Formula], path: Path, provenance: dict) -> None:
+    """Write what `load` reads: JSON for people, a formula a line, after what it was made of."""
+    made_of = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in provenance.items()]
+    lines = [f"    {json.dumps({'fills': formula.fills, 'count': formula.count})}" for formula in formulas]
+    path.write_text("\n".join(["{", *made_of, '  "formulas": [', ",\n".join(lines), "  ]", "}"]) + "\n")
+
+
 @dataclass(frozen=True)
 class Spiffy:
     """Formulas in the order calibration chose them, so that the first D are the graph for budget D.

@@ -10,7 +10,7 @@ from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
 from spot.order_model import OrderModel, load_order_model
-from spot.tree import Draft, Enough, State
+from spot.tree import Choose, Draft, Enough, State
 
 NEEDS_CHECKPOINT = True
 
@@ -39,7 +39,9 @@ class Spot:
         return [draft.state for draft in self.grow(context, budget, self._under_gamma if self.gamma else None)]
 
     @torch.inference_mode()
-    def grow(self, context: Context, budget: int, enough: Enough | None = None) -> list[Draft]:
+    def grow(
+        self, context: Context, budget: int, enough: Enough | None = None, choose: Choose | None = None
+    ) -> list[Draft]:
         """The drafts with their masses."""
 
         def propose(found: Branches):
@@ -47,7 +49,8 @@ class Spot:
             log_q = self.order(log_probs, found.table.masked, found.root, found.masked)
             return log_q, *token_candidates(context, found, self.tokgate)
 
-        return grow_tree(context, budget, propose, width=1 if self.chain else None, edge=self.edge, enough=enough)
+        width = 1 if self.chain else None
+        return grow_tree(context, budget, propose, width=width, edge=self.edge, enough=enough, choose=choose)
 
     def _under_gamma(self, drafts: list[Draft], draft: Draft) -> bool:
         return draft.log_mass < math.log(self.gamma)

@@ -1,0 +1,73 @@
+"""spot-auto beside SPOT at fixed budgets: is its throughput that of the best of them, on this machine?
+
+    python benchmarks/spot_auto.py                         # 40 prompts of arith, budgets 1 to 20, T = 0 and 1
+    python benchmarks/spot_auto.py limit=10 temperatures=[0]
+
+Prints the measured pass-cost curve, tokens per second of every budget, and the paired ratio of spot-auto to the best
+fixed one with a bootstrap interval over prompts. The methods decode each prompt back to back, in turned order.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from orchestrator import config as configs  # noqa: E402
+from orchestrator.plan import backend, decode_spec, make_plan  # noqa: E402
+from orchestrator.results import ratio_interval  # noqa: E402
+from spot.drafters.spot_auto import SpotAuto  # noqa: E402
+from workers.work import MethodTask, SampleTask  # noqa: E402
+from workers.worker import Worker  # noqa: E402
+
+GRID = ["drafters=[spot,spot-auto]", "budgets=[1,2,4,8,20]", "limit=40", "name=spot-auto"]
+
+
+def main(overrides: list[str]) -> None:
+    config, source = configs.load("methods", [*GRID, *overrides])
+    plan = make_plan(config, source, backend())
+    model, task = config.models[0], config.tasks[0]
+    worker, rows = Worker(plan.models[model]), plan.tasks[task].rows[: config.limit]
+    budgets = [int(budget) for budget in config.budgets if budget]
+    auto = MethodTask("spot-auto", plan.drafters["spot-auto"], max(budgets))
+    methods = [auto, *(MethodTask(f"spot b{n}", plan.drafters["spot"], n) for n in budgets)]
+    for temperature in config.temperatures:
+        spec = decode_spec(config, temperature, config.seeds[0])
+        tasks = [SampleTask("", plan.models[model], task, row.id, row.prompt, spec, None) for row in rows]
+        seconds = np.array([_seconds(worker, task, methods, turn) for turn, task in enumerate(tasks)])
+        _report(worker, tasks[0], methods, seconds, temperature)
+
+
+def _seconds(worker: Worker, task: SampleTask, methods: list[MethodTask], turn: int) -> list[float]:
+    """Seconds of decoding `task` by each method."""
+    if turn == 0:
+        for method in methods:
+            worker.decode(task, method)
+    print(f"\rprompt {turn + 1}", end="", file=sys.stderr, flush=True)
+    found = {}
+    for method in np.roll(np.arange(len(methods)), -turn):
+        found[int(method)] = sum(worker.decode(task, methods[method]).seconds.values())
+    return [found[i] for i in range(len(methods))]
+
+
+def _report(
+    worker: Worker, task: SampleTask, methods: list[MethodTask], seconds: np.ndarray, temperature: float
+) -> None:
+    drafter = worker.drafter(task, methods[0])
+    assert isinstance(drafter, SpotAuto) and drafter.cost is not None
+    curve = ", ".join(f"{n}: {1000 * s:.1f}" for n, s in zip(drafter.cost.drafts, drafter.cost.seconds, strict=True))
+    print(f"\nT = {temperature:g}; ms of a pass by number of drafts: {curve}")
+    for method, total in zip(methods, seconds.sum(0), strict=True):
+        print(f"{method.cell:12} {1000 * total / len(seconds):8.1f} ms a prompt")
+    best = 1 + int(seconds[:, 1:].sum(0).argmin())
+    ratio = seconds[:, best].sum() / seconds[:, 0].sum()
+    low, high = ratio_interval(seconds[:, best], seconds[:, 0])
+    print(
+        f"throughput of spot-auto over {methods[best].cell}, the best fixed budget: {ratio:.3f} ({low:.3f}–{high:.3f})"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
