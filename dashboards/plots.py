@@ -1,5 +1,7 @@
 """The figures of a report, each from rows of `results.over_seeds` to one SVG string. No file, no network, no state.
 
+`figure` and `legend` are the house style, for other pages' figures too.
+
     svg = nfe_by_budget(rows, colours(rows))
 
 Text stays text (the page's fonts, selectable); a method has one colour in every figure.
@@ -21,10 +23,10 @@ from matplotlib.ticker import MaxNLocator
 from orchestrator import results
 
 Row = dict[str, Any]
-_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31")
-_CONTROL = "#555555"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31")
+CONTROL = "#555555"
 _PHASES = {"prefill": "#b8c4d0", "target": "#0072b2", "draft": "#e69f00", "rest": "#dddddd"}
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "spot", "font.family": "sans-serif", "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999", "axes.labelcolor": "#333333",
     "axes.grid": True, "grid.color": "#eeeeee", "axes.axisbelow": True, "xtick.color": "#555555",
@@ -35,8 +37,8 @@ _STYLE: Any = {
 def colours(rows: Iterable[Row]) -> dict[str, str]:
     """A colour a drafter, by order of first appearance; the control is grey."""
     names = dict.fromkeys(row["drafter"] for row in rows if row["drafter"] != results.CONTROL)
-    palette = {name: _PALETTE[index % len(_PALETTE)] for index, name in enumerate(names)}
-    return palette | {results.CONTROL: _CONTROL}
+    palette = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    return palette | {results.CONTROL: CONTROL}
 
 
 def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
@@ -44,7 +46,7 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
     with _figure() as (axes, svg):
         for row in rows:
             if row["drafter"] == results.CONTROL and row["nfe"] is not None:
-                axes.axhline(row["nfe"], color=_CONTROL, linestyle="--", linewidth=1, label="control")
+                axes.axhline(row["nfe"], color=CONTROL, linestyle="--", linewidth=1, label="control")
         for drafter, points in _lines(rows, "nfe"):
             budgets, nfe = [point["budget"] for point in points], [point["nfe"] for point in points]
             spread = [point.get("nfe_sd") or 0.0 for point in points]
@@ -58,7 +60,7 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
             axes.set_xticks(budgets, [str(budget) for budget in budgets])
             axes.set_xlim(budgets[0] / 1.2, budgets[-1] * 1.2)
             axes.minorticks_off()
-        _legend(axes)
+        legend(axes)
     return svg()
 
 
@@ -67,7 +69,7 @@ def throughput_by_nfe(rows: list[Row], palette: dict[str, str]) -> str:
     timed = [row for row in rows if row["throughput_ratio"] is not None]  # the control among them, at (1, 1)
     (left, right), (bottom, top) = (_range([row[name] for row in timed]) for name in ("nfe_ratio", "throughput_ratio"))
     with _figure() as (axes, svg):
-        axes.plot([0, right], [0, right], color=_CONTROL, linestyle="--", linewidth=1, label="ideal")
+        axes.plot([0, right], [0, right], color=CONTROL, linestyle="--", linewidth=1, label="ideal")
         axes.axhline(1.0, color="#cccccc", linewidth=1)
         for drafter, points in _lines(timed, "throughput_ratio"):
             ratios = [(point["nfe_ratio"], point["throughput_ratio"]) for point in points]
@@ -76,7 +78,7 @@ def throughput_by_nfe(rows: list[Row], palette: dict[str, str]) -> str:
                 axes.annotate(f"{point['budget']}", at, textcoords="offset points", xytext=(4, -9), fontsize=7,
                               color="#777777")  # fmt: skip
         axes.set(xlabel="NFE ratio", ylabel="throughput ratio", xlim=(left, right), ylim=(bottom, top))
-        _legend(axes)
+        legend(axes)
     return svg()
 
 
@@ -91,7 +93,7 @@ def survival(rows: list[Row], palette: dict[str, str]) -> str:
                       label=f"{drafter}, budget {points[-1]['budget']}")  # fmt: skip
         axes.set(xlabel="depth d", ylabel="passes accepting ≥ d", ylim=(0.0, 1.03), xlim=(0.0, deepest + 0.3))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(axes)
+        legend(axes)
     return svg()
 
 
@@ -129,7 +131,8 @@ def _lines(rows: list[Row], needed: str) -> Iterator[tuple[str, list[Row]]]:
         yield drafter, list(points)
 
 
-def _legend(axes: Axes) -> None:
+def legend(axes: Axes) -> None:
+    """Where it hides least; none without a labelled line."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", handlelength=1.6)
 
@@ -137,8 +140,20 @@ def _legend(axes: Axes) -> None:
 @contextmanager
 def _figure(width: float = 4.4, height: float = 3.0) -> Iterator[tuple[Axes, Any]]:
     """Axes to draw on, and a function that gives the SVG once the block has ended. Inches."""
-    written = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure.add_subplot(), lambda: written.getvalue()[written.getvalue().index("<svg") :]
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    with figure(width, height) as (axes, pictures):
+        yield axes, lambda: pictures["svg"].decode()
+
+
+@contextmanager
+def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterator[tuple[Axes, dict[str, bytes]]]:
+    """Axes to draw on, and a dict that has the picture as "svg", and as "png" too, once the block has ended. Inches."""
+    pictures: dict[str, bytes] = {}
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(width, height), layout="constrained")
+        yield drawn.add_subplot(), pictures
+        written = io.BytesIO()
+        drawn.savefig(written, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        pictures["svg"] = written.getvalue()[written.getvalue().index(b"<svg") :]
+        if png:
+            drawn.savefig(written := io.BytesIO(), format="png", dpi=160)
+            pictures["png"] = written.getvalue()

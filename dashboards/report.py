@@ -58,7 +58,7 @@ def render(sweep: Sweep, samples: pd.DataFrame) -> str:
     merged = results.over_seeds(table).to_dict("records")
     rows = [line | {"raw": raw} for line, raw in zip(results.display_rows(table), merged, strict=True)]
     shares = results.has_oracle(rows)
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         name=sweep.name,
         facts=_facts(table, samples),
         headings=[name for name in _HEADINGS if name != "oracle share" or shares],
@@ -74,7 +74,8 @@ def render(sweep: Sweep, samples: pd.DataFrame) -> str:
     )  # fmt: skip
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Where the pages' templates come from; everything is escaped."""
     loader = FileSystemLoader(Path(__file__).parent)
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 

@@ -9,7 +9,7 @@ without a drafted pass, a time ratio without an identical text) it is None, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -28,7 +28,8 @@ AXES = ("model", "task", "drafter", "method", "budget", "temperature", "seed", "
 CONTROL = grid.CONTROL.name  # the drafter and the method of a cell without drafts
 _FIELDS = ("cell", "row", "status", "error", "text", "text_sha", "length", "nfe", "cache_passes", "drafted",
            "drafted_passes", "accepted", "accepted_by_depth", "control_nfe", "control_seconds", "control_sha",
-           "identical", "difference", "device", "dtype", "threads", "node", "started", "finished")  # fmt: skip
+           "identical", "difference", "device", "dtype", "threads", "node", "started", "finished",
+           "peak_bytes")  # fmt: skip
 _SCORE_FIELDS = {"correct": "correct", "answer": "answer", "scored_at": "started"}
 _PHASES = ("prefill", "target", "draft", "rest")
 _RESAMPLES = 1000
@@ -45,7 +46,12 @@ def is_oracle(method: str) -> bool:
 
 def knows(cell: Cell) -> str | None:
     """What an oracle cell knows of the answer: "positions", "tokens" or "both"; None for any other cell."""
-    return str(dict(cell.drafter_options).get("knows", "both")) if is_oracle(cell.method) else None
+    return oracle_knowledge(cell.method, dict(cell.drafter_options))
+
+
+def oracle_knowledge(method: str, options: Mapping[str, Any]) -> str | None:
+    """The same of a drafter's method and options."""
+    return str(options.get("knows", "both")) if is_oracle(method) else None
 
 
 # ---------------------------------------------------------------------------------------------------------- samples
@@ -182,11 +188,12 @@ def _times(cell: Cell, good: pd.DataFrame) -> dict[str, Any]:
     seconds, same = _numbers(good, "seconds"), good["identical"].eq(True)
     control = np.where(same, _numbers(good, "control_seconds"), 0.0)
     timed = np.where(same & (not is_oracle(cell.method)), seconds, 0.0)
-    total = seconds.sum()
+    total, peaks = seconds.sum(), good["peak_bytes"].dropna()
     return {
         **_with_interval("throughput_ratio", control, timed),
         "tokens_per_second": _divide(_numbers(good, "length").sum(), total),
         **{f"time_{phase}": _divide(_numbers(good, f"seconds_{phase}").sum(), total) for phase in _PHASES},
+        "peak_bytes": int(peaks.max()) if len(peaks) else None,
     }
 
 
