@@ -260,6 +260,60 @@ def _store_of(name: str, overrides: Sequence[str]) -> str:
     return uri
 
 
+@app.command()
+def analyze(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [KEY=VALUE]...", help="A sweep in the store, if any, and changes to its config."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Without a sweep: the target, an entry of configs/model.")] = None,
+    task: Annotated[str | None, typer.Option(help="Without a sweep: whose prompts, an entry of configs/task.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to look at; a sweep's first ones.")] = 50,
+    block_lengths: Annotated[str, typer.Option(metavar="16,32", help="Decode at these block lengths as well.")] = "",
+) -> None:
+    """What limits drafting on a target: stale tokens, the order of commits, the oracles' headroom.
+
+    Takes what it can from the sweep's ledger and decodes the rest in this process: minutes. Writes a page, its figures
+    and CSV files.
+    """
+    from orchestrator import analysis
+
+    named = bool(words) and "=" not in (words or [""])[0]
+    name, changes = (words or [""])[0] if named else None, (words or [])[named:]
+    if named == bool(model and task) or (named and (model or task)):
+        raise UserError(COMMAND_LINE, "analyze", "name a sweep, or give --model and --task")
+    lengths = _whole_numbers("--block-lengths", block_lengths)
+    if name:
+        subject = analysis.of_sweep(_folder(name, changes), changes, prompts)
+    else:
+        subject = analysis.of_model(str(model), str(task), changes, prompts)
+    analysis.check(subject, lengths)
+    plan = make_plan(subject.config, subject.source, context.obj or backend())
+    check_room(subject.config, subject.source)
+    console = Console()
+    with analysis.tracker(console) as track:
+        found = analysis.analyze(subject, plan, lengths, track)
+    from dashboards.analysis import write
+
+    for table in analysis.printed(found):
+        console.print(table)
+    for line in found.failed:
+        _print(console, line, "[red]failed[/] ")
+    _print(console, f"page: {write(found)}")
+    raise typer.Exit(int(bool(found.failed)))
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    """`16,32` as numbers."""
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise UserError(COMMAND_LINE, option, f"{text!r}: whole numbers, as in 16,32") from None
+
+
 # ---- one prompt
 
 
