@@ -11,7 +11,6 @@ State = tuple[int, ...]
 Children = Callable[[list[State]], list[list[tuple[float, State]]]]
 """For each of several states of one length: the log mass that a next commit adds, at most 0, and where it leads."""
 Settle = Callable[[State], State | None]
-FRONTIER = 3  # states expanded per call: more save calls where a call is dear, and waste work where a state is
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,15 @@ def grow(
     settle: Settle | None = None,
     enough: Enough | None = None,
     choose: Choose | None = None,
+    frontier: int = 3,
 ) -> list[Draft]:
     """The `budget` states of largest prefix mass below `root`, best first; fewer where there are no more.
 
     A state's mass is that of the likeliest order of commits that leads to it, so it never exceeds its parent's and the
     first time a state is taken is the best. Growth ends early where `enough` says that the next draft, after those so
     far, is not worth it; `choose` may lower the budget once the root's children are known. Full states are not drafted,
-    unless `settle` gives the state that follows one (the full block and the next, masked; None for none). Frontier
-    states of one block are expanded together, ahead of their turn; that changes the number of calls, never the tree.
+    unless `settle` gives the state that follows one (the full block and the next, masked; None for none). Up to
+    `frontier` states of one block are expanded together, ahead of their turn; that changes the calls, never the tree.
     """
     queue: list[tuple[float, State]] = [(0.0, root)]
     expanded: dict[State, list[tuple[float, State]]] = {}
@@ -72,9 +72,9 @@ def grow(
         if len(drafts) > budget or state.count(mask_id) < least:
             continue
         if state not in expanded:
-            ahead = (other for _, other in heapq.nsmallest(FRONTIER, queue))
+            ahead = (other for _, other in heapq.nsmallest(frontier, queue))
             waiting = (s for s in ahead if s not in expanded and s.count(mask_id) >= least and len(s) == len(state))
-            expand(list(dict.fromkeys([state, *waiting]))[:FRONTIER])
+            expand(list(dict.fromkeys([state, *waiting]))[:frontier])
             if choose and state is root:
                 budget = min(budget, choose([log_mass for log_mass, _ in expanded[root]]))
         for log_mass, child in expanded[state]:

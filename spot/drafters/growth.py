@@ -11,6 +11,8 @@ from torch import Tensor
 from spot.drafters.protocol import Context, StaleTable
 from spot.tree import Choose, Draft, Enough, State, commit, grow
 
+FRONTIER_ON_CPU = 3  # states a call: one costs as much as a call there; elsewhere the call is dear, its states are not
+
 
 @dataclass(frozen=True)
 class Branches:
@@ -65,7 +67,9 @@ def grow_tree(
             for state, *row in rows
         ]
 
-    return grow(context.block, context.mask_id, budget, children, context.settle if edge else None, enough, choose)
+    settle = context.settle if edge else None
+    frontier = FRONTIER_ON_CPU if context.table.masked.device.type == "cpu" else budget
+    return grow(context.block, context.mask_id, budget, children, settle, enough, choose, frontier)
 
 
 class Commits(NamedTuple):

@@ -48,9 +48,13 @@ class Questions:
 
 
 class SetsTraces:
-    """Traces of the threshold rule end to end."""
+    """Traces of the threshold rule end to end; ValueError where no block took two steps, which leaves no questions."""
 
     def __init__(self, traces: list[Trace], threshold: float) -> None:
+        if all(trace.steps < 2 for trace in traces):
+            raise ValueError(
+                f"threshold: at {threshold:g} every block is filled in one step; there is nothing to draft"
+            )
         self.tables = torch.cat([trace.log_probs for trace in traces])
         self.masks = torch.cat([trace.masked for trace in traces])
         self.left = torch.cat([torch.arange(trace.steps - 1, -1, -1) for trace in traces])
@@ -72,9 +76,9 @@ class SetsTraces:
 
     def sample(self, size: int, generator: torch.Generator) -> Questions:
         depth = torch.multinomial(DEPTH_DECAY ** torch.arange(DEEPEST), size, replacement=True, generator=generator)
-        table = torch.randint(len(self.left), (size,), generator=generator)
-        enough = self.left[table] > depth
-        return self.questions(table[enough], depth[enough])
+        asked = (self.left > 0).nonzero().squeeze(-1)
+        table = asked[torch.randint(len(asked), (size,), generator=generator)]
+        return self.questions(table, depth.minimum(self.left[table] - 1))
 
     def every(self, depth: int) -> Questions:
         table = (self.left > depth).nonzero().squeeze(-1)
@@ -108,13 +112,14 @@ def calibrate_sets(
 
 
 @torch.inference_mode()
-def set_accuracy(model: SetsModel, held_out: list[Trace]) -> dict[str, list[float]]:
-    """By number of hypothetical steps: how often the set of all positions likelier than not to pass is the true one."""
+def set_accuracy(model: SetsModel, held_out: list[Trace]) -> dict[str, list[float | None]]:
+    """By number of hypothetical steps: how often those likelier to pass than not are those that do; None for none."""
     data = SetsTraces(held_out, model.threshold)
-    result: dict[str, list[float]] = {"sets_model": [], "stale_confidence": []}
+    result: dict[str, list[float | None]] = {"sets_model": [], "stale_confidence": []}
     for depth in range(DEEPEST):
         asked = data.every(depth)
         stale = (asked.log_probs[..., 0] > math.log(model.threshold)) & asked.masked
         for name, guess in (("sets_model", asked.logits(model) > 0), ("stale_confidence", stale)):
-            result[name].append(round((guess == asked.passes).all(-1).double().mean().item(), 4))
+            right = (guess == asked.passes).all(-1)
+            result[name].append(round(right.double().mean().item(), 4) if len(right) else None)
     return result
