@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from spot.drafters.growth import Branches, branches
 from spot.drafters.protocol import Context
@@ -27,6 +28,8 @@ def load(checkpoint: Path, device: str) -> "SpotSets":
 
 @dataclass(frozen=True)
 class SpotSets:
+    """Under the single rule, the order model's tree with top-1 tokens."""
+
     model: SetsModel
 
     @torch.inference_mode()
@@ -49,7 +52,10 @@ class SpotSets:
         confidence = stale[..., 0]
         if context.temperature > 0:
             confidence = (stale / context.temperature).log_softmax(-1).gather(-1, rank[..., None]).squeeze(-1)
-        log_q, passing = self.model(stale, confidence, found.table.masked, found.root, found.masked)
+        masks = (found.table.masked, found.root, found.masked)
+        log_q, passing = self.model(stale, confidence, *masks, context.threshold or 0.5)
+        if context.threshold is None:  # the single rule: none passes, and one is committed
+            passing = torch.full_like(passing, -torch.inf)
         token = found.table.indices.expand_as(scores).gather(-1, rank[..., None]).squeeze(-1)
         log_mass, sets = likeliest_sets(log_q, passing, found.masked)
         log_mass = log_mass + (log_p[:, None] * sets).sum(-1)
@@ -58,22 +64,22 @@ class SpotSets:
 
 
 def likeliest_sets(log_q: Tensor, passing: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-    """Sets [F, K, B] and their log probability [F, K], from the logit of passing and log q, [F, B]; K = 256 + B.
+    """Log probability [F, K] of sets [F, K, B], from the logit of passing and log q, [F, B]; K = 256 + B.
 
     The 256 sets agree with the even odds but for the UNSURE positions nearest to them. The empty one stands for the
     single positions, which come after the 256 with its probability shared out by q.
     """
-    f, size = masked.shape
+    states, size = masked.shape
     width = min(UNSURE, size)
     odds = passing.masked_fill(~masked, -torch.inf)
-    unsure = odds.abs().masked_fill(~masked, torch.inf).topk(width, largest=False).indices
+    unsure = odds.abs().topk(width, largest=False).indices
     flips = torch.arange(2**width, device=odds.device)[:, None] >> torch.arange(width, device=odds.device) & 1
-    flip = torch.zeros(f, len(flips), size, dtype=torch.bool, device=odds.device)
-    flip.scatter_(2, unsure[:, None].expand(-1, len(flips), -1), flips.bool().expand(f, -1, -1))
-    sets = (odds > 0)[:, None] ^ (flip & masked[:, None])
-    sure = torch.nn.functional.logsigmoid(odds.abs()).masked_fill(~masked, 0.0)
-    log_mass = sure.sum(-1, keepdim=True) - (odds.abs().masked_fill(~masked, 0.0)[:, None] * flip).sum(-1)
+    flip = torch.zeros(states, len(flips), size, dtype=torch.bool, device=odds.device)
+    flip.scatter_(2, unsure[:, None].expand(-1, len(flips), -1), flips.bool().expand(states, -1, -1))
+    sets = (odds > 0)[:, None] ^ flip
+    log_mass = F.logsigmoid(odds.abs()).sum(-1, keepdim=True)
+    log_mass = log_mass - odds.abs()[:, None].masked_fill(~flip, 0.0).sum(-1)
     empty = ~sets.any(-1)
     log_none = log_mass.masked_fill(~empty, -torch.inf).amax(-1, keepdim=True)
-    singles = torch.eye(size, dtype=torch.bool, device=odds.device).expand(f, -1, -1)
+    singles = torch.eye(size, dtype=torch.bool, device=odds.device).expand(states, -1, -1)
     return torch.cat([log_mass.masked_fill(empty, -torch.inf), log_none + log_q], 1), torch.cat([sets, singles], 1)

@@ -1,6 +1,6 @@
 """Calibrates SPOT-Sets: cross-entropy on which positions pass the threshold in the step after k further steps.
 
-python launch.py calibrate-sets --model tiny-sdar --task arith --threshold 0.9 --out assets/tiny-spot-sets.safetensors
+python launch.py calibrate-sets --model tiny-sdar-96 --threshold 0.9 --threshold 0.99
 """
 
 import math
@@ -36,10 +36,11 @@ class Questions:
     root_masked: Tensor
     masked: Tensor
     passes: Tensor
+    threshold: float
 
     def logits(self, model: SetsModel) -> Tensor:
-        confidence = self.log_probs[..., 0]
-        return model(self.log_probs, confidence, self.table_masked, self.root_masked, self.masked)[1]
+        masks = (self.table_masked, self.root_masked, self.masked)
+        return model(self.log_probs, self.log_probs[..., 0], *masks, self.threshold)[1]
 
     def loss(self, model: SetsModel) -> Tensor:
         """Cross-entropy a masked position, nats."""
@@ -48,13 +49,14 @@ class Questions:
 
 
 class SetsTraces:
-    """Traces of the threshold rule end to end; ValueError where no block took two steps, which leaves no questions."""
+    """Traces of one threshold, end to end; ValueError where no block took two steps, which leaves no questions."""
 
     def __init__(self, traces: list[Trace], threshold: float) -> None:
         if all(trace.steps < 2 for trace in traces):
             raise ValueError(
                 f"threshold: at {threshold:g} every block is filled in one step; there is nothing to draft"
             )
+        self.threshold = threshold
         self.tables = torch.cat([trace.log_probs for trace in traces])
         self.masks = torch.cat([trace.masked for trace in traces])
         self.left = torch.cat([torch.arange(trace.steps - 1, -1, -1) for trace in traces])
@@ -72,6 +74,7 @@ class SetsTraces:
             self.masks[row + 1],
             self.masks[row + 1 + depth],
             self.passes[table + 1 + depth],
+            self.threshold,
         )
 
     def sample(self, size: int, generator: torch.Generator) -> Questions:
@@ -86,22 +89,18 @@ class SetsTraces:
 
 
 def calibrate_sets(
-    order: OrderModel,
-    traces: list[Trace],
-    threshold: float,
-    settings: SetsSettings,
-    report: Callable[[str], None] = print,
+    order: OrderModel, traces: list[SetsTraces], settings: SetsSettings, report: Callable[[str], None] = print
 ) -> SetsModel:
-    """A head for `order`, which stays as it is, fitted to `traces` of the threshold rule. Deterministic."""
+    """A head for `order`, which stays as it is, fitted to `traces` of one or several thresholds. Deterministic."""
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    data, model = SetsTraces(traces, threshold), SetsModel(order.requires_grad_(False), threshold)
+    model = SetsModel(order.requires_grad_(False))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.rate, weight_decay=0.01)
     running = None
     for step in range(settings.steps):
         optimizer.param_groups[0]["lr"] = settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-        loss = data.sample(settings.batch_size, generator).loss(model)
+        loss = traces[step % len(traces)].sample(settings.batch_size, generator).loss(model)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -112,13 +111,12 @@ def calibrate_sets(
 
 
 @torch.inference_mode()
-def set_accuracy(model: SetsModel, held_out: list[Trace]) -> dict[str, list[float | None]]:
+def set_accuracy(model: SetsModel, held_out: SetsTraces) -> dict[str, list[float | None]]:
     """By number of hypothetical steps: how often those likelier to pass than not are those that do; None for none."""
-    data = SetsTraces(held_out, model.threshold)
     result: dict[str, list[float | None]] = {"sets_model": [], "stale_confidence": []}
     for depth in range(DEEPEST):
-        asked = data.every(depth)
-        stale = (asked.log_probs[..., 0] > math.log(model.threshold)) & asked.masked
+        asked = held_out.every(depth)
+        stale = (asked.log_probs[..., 0] > math.log(held_out.threshold)) & asked.masked
         for name, guess in (("sets_model", asked.logits(model) > 0), ("stale_confidence", stale)):
             right = (guess == asked.passes).all(-1)
             result[name].append(round(right.double().mean().item(), 4) if len(right) else None)

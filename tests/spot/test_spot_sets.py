@@ -9,15 +9,16 @@ import torch
 from spot.decoder import Settings, decode
 from spot.drafters.spot_sets import SpotSets, likeliest_sets
 from spot.noise import Noise
+from spot.order_model import provenance
 from spot.sets_model import SetsModel, load_sets_model, save_sets_model
 from spot.training.sets import SetsSettings, SetsTraces, calibrate_sets, set_accuracy
 from spot.training.traces import collect
 from tests.spot.support import golden_target, random_order_model
 
 
-def sets_model(threshold: float = 0.05) -> SetsModel:
+def sets_model() -> SetsModel:
     torch.manual_seed(1)
-    return SetsModel(random_order_model(), threshold).eval().requires_grad_(False)
+    return SetsModel(random_order_model()).eval().requires_grad_(False)
 
 
 def brute_force(log_q, passing, masked) -> dict[frozenset[int], float]:
@@ -46,22 +47,22 @@ def test_likeliest_sets_have_the_probabilities_that_counting_gives():
     assert log_mass[0, 32:].tolist() == pytest.approx([singles.get(i, -math.inf) for i in range(5)], abs=1e-5)
 
 
-@pytest.mark.parametrize("threshold", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("threshold", [None, 0.1, 0.2, 0.5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafted_sets_leave_the_text_as_it_is(threshold, temperature):
     target, asked = golden_target(8), Settings(24, temperature, "length", threshold)
     control = decode(target, list(range(13)), asked, Noise(5))
     for budget in (1, 6, 20):
-        found = decode(target, list(range(13)), asked, Noise(5), SpotSets(sets_model(threshold)), budget)
+        found = decode(target, list(range(13)), asked, Noise(5), SpotSets(sets_model()), budget)
         assert (found.steps, found.tokens) == (control.steps, control.tokens)
         assert found.nfe <= control.nfe
 
 
 def test_a_saved_sets_model_says_what_it_said(tmp_path):
-    model, path = sets_model(0.9), tmp_path / "sets.safetensors"
+    model, path = sets_model(), tmp_path / "sets.safetensors"
     save_sets_model(model, path, {"task": "arith"})
     loaded = load_sets_model(path)
-    assert loaded.threshold == 0.9
+    assert provenance(path) == {"task": "arith"}
     assert all(
         torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
     )
@@ -69,12 +70,12 @@ def test_a_saved_sets_model_says_what_it_said(tmp_path):
 
 def test_calibration_learns_who_passes_and_leaves_the_order_model_alone():
     target, threshold = golden_target(8), 0.2
-    traces = collect(target, [list(range(n)) for n in range(9, 21)], Settings(24, 0.0, "length", threshold))
+    prompts = [list(range(n)) for n in range(9, 21)]
+    traces = SetsTraces(collect(target, prompts, Settings(24, 0.0, "length", threshold)), threshold)
     order = random_order_model()
     before = {name: value.clone() for name, value in order.state_dict().items()}
-    questions = SetsTraces(traces, threshold).every(0)
-    untrained = SetsModel(order, threshold)
-    model = calibrate_sets(order, traces, threshold, SetsSettings(steps=60), lambda line: None)
+    questions, untrained = traces.every(0), SetsModel(order)
+    model = calibrate_sets(order, [traces], SetsSettings(steps=60), lambda line: None)
     assert questions.loss(model) < questions.loss(untrained) * 0.9
     assert all(torch.equal(value, before[name]) for name, value in order.state_dict().items())
     found = set_accuracy(model, traces)
