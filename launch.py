@@ -294,8 +294,12 @@ def analyze(
     plan = make_plan(subject.config, subject.source, context.obj or backend())
     check_room(subject.config, subject.source)
     console = Console()
-    with analysis.tracker(console) as track:
-        found = analysis.analyze(subject, plan, lengths, track)
+    try:
+        with analysis.tracker(console) as track:
+            found = analysis.analyze(subject, plan, lengths, track)
+    except KeyboardInterrupt:
+        print("stopped; what is decoded is kept, and the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
     from dashboards.analysis import write
 
     for table in analysis.printed(found):
