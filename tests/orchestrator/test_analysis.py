@@ -98,6 +98,15 @@ def grid(tmp_path):
     return load("mine.yaml")
 
 
+def test_ctrl_c_keeps_what_is_decoded_and_says_so(capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analysis, "analyze", stop)
+    assert launch.main(["analyze", "--model", "tiny-sdar", "--task", "arith"], Fakes().backend()) == 130
+    assert "what is decoded is kept" in capsys.readouterr().err
+
+
 def test_an_oracle_that_the_sweep_has_is_not_added_again(grid):
     assert analysis._changes(grid[0], 5)[2] == "drafters=[spot,mine,oracle-positions,oracle-both]"
 
