@@ -11,7 +11,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +43,9 @@ from orchestrator.plan import (
     model_loads,
 )
 from orchestrator.progress import view
-from workers.work import MethodTask, SampleTask
+from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
+from workers.store import open_store
+from workers.work import MethodTask, SampleTask, TraceTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
 
@@ -54,6 +57,12 @@ SweepName = Annotated[str, typer.Argument(metavar="NAME", help="A sweep in the s
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Changes to the config: limit=5 budgets=[0,8] workers.device=cuda"),
+]
+ModelOption = Annotated[str, typer.Option(help="The target, an entry of configs/model.")]
+TaskOption = Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used, if it has one.")]
+TracesOption = Annotated[
+    str | None,
+    typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
 ]
 
 
@@ -374,28 +383,209 @@ def train_target(
 
 
 @app.command()
-def train_drafter(
-    model: Annotated[str, typer.Option(help="The target, an entry of configs/model.")] = "tiny-sdar",
-    task: Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used.")] = "arith",
-    out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
-    prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
+def collect_traces(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(help="Where the shards go: a folder, or s3://bucket/prefix.")],
+    model: ModelOption = "tiny-sdar",
+    task: TaskOption = "arith",
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to trace.")] = 1500,
     overrides: Overrides = None,
 ) -> None:
-    """Trace a target's draft-free decoding, train the order model on it, and print its held-out accuracy."""
-    from spot.training.order import OrderSettings
-    from workers.traces import train_drafter as train
+    """Decode prompts draft-free and keep what the target saw and did. Goes on where it was stopped.
+
+    For the threshold rule: decode.unmasking=threshold decode.threshold=0.9
+    """
+    workers = context.obj or backend()
+    config, source, shards = _shards(workers, model, task, prompts, to, overrides or [])
+    with _keeping(to):
+        _make_shards(config, source, workers, shards)
+    print(f"{sum(len(shard.rows) for shard in shards)} prompts traced, {len(shards)} shards in {to}")
+
+
+@app.command()
+def train_drafter(
+    context: typer.Context,
+    model: ModelOption = "tiny-sdar",
+    task: TaskOption = "arith",
+    out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
+    prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
+    traces: TracesOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Train the order model on a target's draft-free traces, and print its held-out accuracy.
+
+    Traces what is not traced yet, then trains in this process on workers.device. An override without a section
+    (steps=500) is the training's, one with (decode.gen_length=64) the grid's.
+    """
+    from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
     sectioned = {text: "." in text.partition("=")[0] for text in overrides or []}  # task.gsm8k.path=FILE is the grid's
-    chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]", f"task.{task}.split=train"]
-    chosen += [text for text, of_grid in sectioned.items() if of_grid]
-    config, source = configs.load("quickstart", chosen)
-    if "size" in config.task[task]:  # a generated data set is as large as it is asked to be
-        config, source = configs.load("quickstart", [*chosen, f"task.{task}.size={prompts}"])
-    plan = make_plan(config, source, backend())
-    rows = plan.tasks[task].rows[:prompts]
     settings = configs.settings(OrderSettings(), [text for text, of_grid in sectioned.items() if not of_grid])
-    for line in train(plan.models[model], task, rows, config.decode.gen_length, settings, out):
-        print(line, flush=True)
+    of_grid = [text for text, of_grid in sectioned.items() if of_grid]
+    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    config, source, shards = _shards(workers, model, task, prompts, store, of_grid)
+    if config.decode.commit_threshold is not None:
+        raise source.error("decode.unmasking", "'threshold': the order model learns from 'single', a position a step")
+    _check_out(out)
+    with _keeping(store):
+        _make_shards(config, source, workers, shards)
+        device, say = _training_device(config), partial(print, flush=True)
+        found = make_order_model(load_traces(shards), settings, out, made_of(shards), device, say)
+        if traces is None:
+            open_store(store).clear()
+    for line in accuracy_tables(found):
+        print(line)
+
+
+@app.command()
+def calibrate(
+    context: typer.Context,
+    model: ModelOption = "tiny-sdar",
+    task: TaskOption = "arith",
+    out: Annotated[Path, typer.Option(help="The graph's file.")] = Path("assets/tiny-spiffy.json"),
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to trace.")] = 50,
+    size: Annotated[int, typer.Option(min=1, help="How many formulas to keep: the largest budget it is for.")] = 64,
+    traces: TracesOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Calibrate Spiffy's graph of formulas on a target's draft-free traces."""
+    from spot.drafters.spiffy import save_graph
+    from spot.training.spiffy import calibrate as calibrated
+
+    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    config, source, shards = _shards(workers, model, task, prompts, store, overrides or [])
+    _check_out(out)
+    with _keeping(store):
+        _make_shards(config, source, workers, shards)
+        formulas = calibrated(load_traces(shards), size)
+        save_graph(formulas, out, {"method": "spiffy", **made_of(shards)})
+        if traces is None:
+            open_store(store).clear()
+    print(f"{len(formulas)} formulas in {out}")
+
+
+@app.command()
+def calibrate_sets(
+    context: typer.Context,
+    model: ModelOption = "tiny-sdar-96",
+    task: TaskOption = "arith",
+    order: Annotated[Path, typer.Option(help="The order model to build on.")] = Path("assets/tiny-spot.safetensors"),
+    out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot-sets.safetensors"),
+    threshold: Annotated[list[float] | None, typer.Option(help="τ, may be given several times; 0.9 and 0.99.")] = None,
+    prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 50,
+    traces: TracesOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold."""
+    from spot.training.sets import SetsSettings, make_sets_model
+
+    sectioned = {text: "." in text.partition("=")[0] for text in overrides or []}
+    settings = configs.settings(SetsSettings(), [text for text, of_grid in sectioned.items() if not of_grid])
+    of_grid = [text for text, of_grid in sectioned.items() if of_grid]
+    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    _check_out(out)
+    if not order.is_file():
+        raise UserError(COMMAND_LINE, "order", f"no file {order}")
+    found = {}
+    with _keeping(store):
+        for value in threshold or [0.9, 0.99]:
+            rule = ["decode.unmasking=threshold", f"decode.threshold={value}"]
+            config, source, shards = _shards(workers, model, task, prompts, store, [*of_grid, *rule])
+            _make_shards(config, source, workers, shards)
+            found[value] = load_traces(shards)
+        origin = made_of(shards) | {"step_rule": " and ".join(f"threshold {value:g}" for value in found)}
+        _training_device(config)
+        try:
+            accuracy = make_sets_model(order, found, settings, out, origin, partial(print, flush=True))
+        except ValueError as error:
+            raise UserError(COMMAND_LINE, "", str(error)) from None
+        if traces is None:
+            open_store(store).clear()
+    print("held-out sets foretold, % by number of hypothetical steps")
+    for name, shares in accuracy.items():
+        for who, by_depth in shares.items():
+            numbers = "".join("     –" if share is None else f"{100 * share:6.1f}" for share in by_depth)
+            print(f"τ {name:5} {who:18}{numbers}")
+
+
+@app.command()
+def import_drafter(
+    path: Annotated[Path, typer.Argument(help="A released order model, a .pt file of tensors.")],
+    out: Annotated[Path, typer.Option(help="The checkpoint file.")],
+    names: Annotated[Path | None, typer.Option(help="A YAML file of `theirs: ours` lines, a tensor a line.")] = None,
+) -> None:
+    """Bring a released order model into the project's form: every tensor finds its place, or is named."""
+    from spot.training.import_drafter import import_order_model
+
+    _check_out(out)
+    try:
+        import_order_model(path, out, configs.read(names) if names is not None else {})
+    except ValueError as error:
+        raise UserError(str(path), "", str(error)) from None
+    except OSError as error:
+        raise _unreadable(error) from None
+    print(f"imported to {out}; use it with drafter.spot.checkpoint={out}")
+
+
+def _shards(
+    workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str]
+) -> tuple[Config, Source, list[TraceTask]]:
+    """The shards of the first `prompts` rows of a task, of its train split where it has splits; touches no store."""
+    chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]"]
+    config, source = configs.load("quickstart", [*chosen, *overrides])
+    asked = {"split": "train", "size": prompts}  # a generated data set is as large as it is asked to be
+    chosen += [f"task.{task}.{key}={value}" for key, value in asked.items() if key in config.task[task]]
+    config, source = configs.load("quickstart", [*chosen, *overrides])
+    plan = make_plan(config, source, workers)
+    rows = plan.tasks[task].rows[:prompts]
+    if len(rows) < min(prompts, 2):
+        raise source.error(f"task.{task}", "one row; a row to learn from and one to hold out are the least")
+    try:
+        return config, source, trace_tasks(plan.models[model], task, rows, decode_spec(config, 0.0, 0), store)
+    except ValueError as error:
+        raise UserError(COMMAND_LINE, store, str(error)) from None
+
+
+def _make_shards(config: Config, source: Source, workers: Backend, shards: Sequence[TraceTask]) -> None:
+    """Make what the store lacks; the command ends here, with 1, where that fails."""
+    count = check_room(config, source)
+    executor, say = partial(_executor, config, workers, count), partial(_print, Console())
+    failed = make_shards(shards, executor, count, config.retries, say)
+    for line in failed:
+        say(line, "[red]failed[/] ")
+    if failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _keeping(store: str) -> Iterator[None]:
+    """Shards outlive Ctrl-C and a store that stops answering."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; finished shards are kept in {store}, and the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: OSError) -> UserError:
+    """What the system, or S3, says of a file."""
+    return UserError(str(error.filename), "", error.strerror) if error.strerror else UserError("", "", str(error))
+
+
+def _training_device(config: Config) -> str:
+    """This process's device for training: the workers' kind if it is here too, with all the cores there are."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return config.workers.device if torch.cuda.is_available() else "cpu"
+
+
+def _check_out(out: Path) -> None:
+    """A checkpoint's folder is there before an hour is spent on what is to go in it."""
+    if not out.parent.is_dir():
+        raise UserError(COMMAND_LINE, "out", f"{out}: no folder {out.parent}")
 
 
 def _folder(name: str, overrides: Sequence[str]) -> Path:

@@ -155,7 +155,7 @@ def load(grid: str, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     path = find_grid(grid)
     if path is None:
         raise UserError(COMMAND_LINE, grid, f"no such grid; known: {listed(known('grid'))}, or the path of a YAML file")
-    raw = _read(path)
+    raw = read(path)
     raw.setdefault("name", path.stem)
     return _build(raw, shown(path), overrides)
 
@@ -275,7 +275,7 @@ def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | N
         if not changes:
             raise unknown(source.of(CATALOGUE[section]), CATALOGUE[section], section, name, known(section))
         return _plain(changes)
-    entry = base if base is not None else _read(path)
+    entry = base if base is not None else read(path)
     for key, value in _plain(changes).items():
         full = f"{section}.{name}.{key}"
         if key not in entry:
@@ -298,7 +298,8 @@ def _check_type(source: Source, key: str, old: Any, new: Any) -> None:
     raise UserError(source.of_change(key), key, wrong)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """A YAML file of key: value lines. Raises UserError for any other, and for one that cannot be read."""
     try:
         node = OmegaConf.load(path)
     except yaml.YAMLError as error:

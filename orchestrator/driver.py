@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from orchestrator.ledger import Ledger, Record, end_status, score_key
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
 from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
-from workers.work import MethodTask, SampleTask
+from workers.work import MethodTask, ModelSpec, SampleTask
 
 WAIT_SECONDS = 0.5  # how long to wait for an event before looking at the clock again
 
@@ -151,19 +151,11 @@ class Driver:
 
     def _turn(self, schedule: Schedule, executor: Executor) -> None:
         for decision in schedule.decide():
-            self._do(decision, executor)
+            carry_out(decision, executor, self._plan.models)
         for event in executor.wait(WAIT_SECONDS):
             self._take(event, schedule)
         self._publish()
         self._view.update(self._tally.progress(self._clock(), schedule))
-
-    def _do(self, decision: Decision, executor: Executor) -> None:
-        if isinstance(decision, Start):
-            executor.start(decision.worker, self._plan.models[decision.model])
-        elif isinstance(decision, Assign):
-            executor.submit(decision.worker, decision.job.number, decision.job.task)
-        else:
-            executor.stop(decision.worker)
 
     def _take(self, event: Event, schedule: Schedule) -> None:
         if isinstance(event, Finished):
@@ -281,10 +273,22 @@ def _stop() -> None:
     raise KeyboardInterrupt
 
 
+def carry_out(decision: Decision, executor: Executor, models: Mapping[str, ModelSpec]) -> None:
+    """The schedule's decision as a call."""
+    if isinstance(decision, Start):
+        executor.start(decision.worker, models[decision.model])
+    elif isinstance(decision, Assign):
+        executor.submit(decision.worker, decision.job.number, decision.job.task)
+    else:
+        executor.stop(decision.worker)
+
+
 def failures(job: Job, error: str, now: float) -> list[Record]:
     """The `failed` decode records of a condemned job, one a cell."""
-    methods = [method for method in (job.task.control, *job.task.methods) if method is not None]
-    return [failure(job.task, method, error, now) for method in methods]
+    task = job.task
+    assert isinstance(task, SampleTask)  # a sweep has no others
+    methods = [method for method in (task.control, *task.methods) if method is not None]
+    return [failure(task, method, error, now) for method in methods]
 
 
 def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Record:

@@ -1,4 +1,4 @@
-"""Where sample tasks run: in this process, or in Ray actors. One interface, so that the driver knows neither.
+"""Where tasks run: in this process, or in Ray actors. One interface, so that the driver knows neither.
 
 A worker is a number. It is started with a model, is sent jobs, which it runs in order, and is stopped or dies; `wait`
 says what happened since. Whatever escapes a worker's `run` ends the worker: after a CUDA error its process is not to
@@ -19,7 +19,7 @@ from orchestrator.config import ROOT, Config, Source, Workers
 from orchestrator.errors import UserError
 from orchestrator.ledger import Record
 from orchestrator.plan import Worker
-from workers.work import ModelSpec, SampleTask
+from workers.work import ModelSpec, Work
 
 MakeWorker = Callable[[ModelSpec], Worker]
 OBJECT_STORE_BYTES = 200 << 20  # records are small and travel inline; Ray's default would take a third of the memory
@@ -59,7 +59,7 @@ class Executor(Protocol):
     def start(self, worker: int, model: ModelSpec) -> None:
         """Begin loading `model` in a new worker; `Started` or `Died` follows."""
 
-    def submit(self, worker: int, job: int, task: SampleTask) -> None:
+    def submit(self, worker: int, job: int, task: Work) -> None:
         """Send a job to a started worker; `Finished` or `Died` follows."""
 
     def stop(self, worker: int) -> None:
@@ -87,7 +87,7 @@ class InlineExecutor:
         self._make_worker = make_worker
         self._workers: dict[int, Worker] = {}
         self._events: deque[Event] = deque()
-        self._jobs: deque[tuple[int, int, SampleTask]] = deque()
+        self._jobs: deque[tuple[int, int, Work]] = deque()
 
     def start(self, worker: int, model: ModelSpec) -> None:
         try:
@@ -96,7 +96,7 @@ class InlineExecutor:
         except Exception as error:
             self._events.append(Died(worker, one_line(error)))
 
-    def submit(self, worker: int, job: int, task: SampleTask) -> None:
+    def submit(self, worker: int, job: int, task: Work) -> None:
         self._jobs.append((worker, job, task))
 
     def stop(self, worker: int) -> None:
@@ -131,7 +131,7 @@ class Host:
     def ready(self) -> None:
         """Returns once the model is loaded."""
 
-    def run(self, task: SampleTask) -> list[Record]:
+    def run(self, task: Work) -> list[Record]:
         """The worker's records of `task`."""
         return self._worker.run(task)
 
@@ -153,7 +153,7 @@ class RayExecutor:
         self._actors[worker] = host.remote(self._make_worker, model)
         self._calls[self._actors[worker].ready.remote()] = (worker, None)
 
-    def submit(self, worker: int, job: int, task: SampleTask) -> None:
+    def submit(self, worker: int, job: int, task: Work) -> None:
         self._calls[self._actors[worker].run.remote(task)] = (worker, job)
 
     def stop(self, worker: int) -> None:

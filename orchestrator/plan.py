@@ -17,7 +17,7 @@ from orchestrator.config import Config, Source
 from orchestrator.grid import Cell, DataSet, Grid, Group, expand
 from orchestrator.ledger import Record, Sample, Sweep
 from orchestrator.schedule import Assign, Schedule, Start
-from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask
+from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
 FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
 Found = TypeVar("Found")
@@ -55,9 +55,9 @@ class Task(Protocol):
 
 
 class Worker(Protocol):
-    """A loaded target; decodes one sample task into its records."""
+    """A loaded target; does one task and returns its records."""
 
-    def run(self, task: SampleTask, /) -> list[Record]: ...
+    def run(self, task: Work, /) -> list[Record]: ...
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,21 @@ class Backend:
     resolve_drafter: Callable[[str, dict[str, Any]], DrafterSpec]
     environment: Callable[[ModelSpec], dict[str, Any]]
     make_worker: Callable[[ModelSpec], Worker]
+    trained_rows: Callable[[DrafterSpec], Mapping[str, frozenset[str]]]
 
 
 def backend() -> Backend:
     """workers/ itself; imported here because it brings torch along."""
     from workers import tasks, worker
 
-    return Backend(tasks.load_task, worker.resolve_model, worker.resolve_drafter, worker.environment, worker.Worker)
+    return Backend(
+        tasks.load_task,
+        worker.resolve_model,
+        worker.resolve_drafter,
+        worker.environment,
+        worker.Worker,
+        worker.trained_rows,
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,25 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
         if not task.rows:
             raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
-    return Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
+    plan = Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
+    _refuse_trained_rows(plan, source, workers)
+    return plan
+
+
+def _refuse_trained_rows(plan: Plan, source: Source, workers: Backend) -> None:
+    """No drafter meets a row that it was trained or calibrated on; a checkpoint that names no rows is not asked."""
+    trained = {
+        name: _found(source, "drafter", lambda name, _: workers.trained_rows(plan.drafters[name]), name, plan.config)
+        for name in plan.drafters
+    }
+    for cell in plan.grid.cells:
+        known = trained.get(cell.drafter, {}).get(cell.task, frozenset())
+        seen = [row for row in plan.rows[cell.key] if row in known]
+        if seen:
+            more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
+            wrong = f"{plan.drafters[cell.drafter].checkpoint} was trained on row {seen[0]} of task {cell.task}{more}"
+            remedy = "evaluate rows of another split, or train it on other rows"
+            raise source.error(f"drafter.{cell.drafter}.checkpoint", f"{wrong}, which this grid evaluates; {remedy}")
 
 
 def _found(

@@ -1,4 +1,4 @@
-"""Which worker holds which model and which sample task goes where: a pure state machine.
+"""Which worker holds which model and which task goes where: a pure state machine, for samples and traces alike.
 
 No Ray, no clock, no files: the driver tells it what happened (`started`, `finished_job`, `died`) and
 asks it what to do next (`decide`). The aims, in order: a first wave over the whole grid early, models loaded as rarely
@@ -6,22 +6,22 @@ as that allows, a short tail. design.md §5.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from workers.work import MethodTask, SampleTask
+from workers.work import Work
 
-IN_FLIGHT = 2  # sample tasks a worker holds: one being decoded, one waiting, so that it never idles on the driver
+IN_FLIGHT = 2  # tasks a worker holds: one being decoded, one waiting, so that it never idles on the driver
 
 
 @dataclass(frozen=True)
 class Job:
-    """A sample task on its way. `deaths` counts the workers that died of it; `number` tells jobs apart."""
+    """A task on its way. `deaths` counts the workers that died of it; `number` tells jobs apart."""
 
     number: int
     wave: int
-    task: SampleTask
+    task: Work
     deaths: int = 0
 
     @property
@@ -73,8 +73,8 @@ class _Slot:
 class Schedule:
     """The state of a sweep's work: every job is queued, at a worker, done or condemned."""
 
-    def __init__(self, waves: Iterable[Iterable[SampleTask]], workers: int, retries: int = 2) -> None:
-        """`waves` of sample tasks, `workers` slots; a task is taken apart at its `retries`-th death."""
+    def __init__(self, waves: Iterable[Iterable[Work]], workers: int, retries: int = 2) -> None:
+        """`waves` of tasks, `workers` slots; a task is taken apart at its `retries`-th death."""
         assert workers > 0 and retries > 0
         self._numbers = count()
         self._retries = retries
@@ -201,11 +201,11 @@ class Schedule:
             self._queues.pop(model, None)
 
     def _blame(self, job: Job) -> Job | None:
-        again = replace(job, deaths=job.deaths + 1, task=_next_attempt(job.task))
+        again = replace(job, deaths=job.deaths + 1, task=job.task.again())
         if again.deaths < self._retries:
             self._queue(again)
             return None
-        parts = _apart(again.task)
+        parts: Sequence[Work] = again.task.apart()
         if len(parts) == 1:
             return job
         for part in reversed(parts):  # alone, one more death convicts
@@ -240,17 +240,3 @@ class Schedule:
 
     def _holders(self, model: str) -> int:
         return self.workers.get(model, 0)
-
-
-def _apart(task: SampleTask) -> list[SampleTask]:
-    """One sample task a cell, the control's own first."""
-    alone = [replace(task, methods=())] if task.control is not None else []
-    return alone + [replace(task, control=None, methods=(method,)) for method in task.methods]
-
-
-def _next_attempt(task: SampleTask) -> SampleTask:
-    def again(method: MethodTask) -> MethodTask:
-        return replace(method, attempt=method.attempt + 1)
-
-    control = again(task.control) if task.control is not None else None
-    return replace(task, control=control, methods=tuple(again(method) for method in task.methods))

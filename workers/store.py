@@ -44,7 +44,7 @@ def open_store(where: str) -> Store:
         return FolderStore(Path(where))
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise ValueError(f"{where!r} is no store; a folder or s3://bucket/prefix expected")
+        raise ValueError("no such kind of store; a folder or s3://bucket/prefix expected")
     return S3Store(bucket, prefix.strip("/"))
 
 

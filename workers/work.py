@@ -1,9 +1,9 @@
-"""What travels between the driver and a worker: a sample task going out, records coming back.
+"""What travels between the driver and a worker: a sample or trace task going out, records coming back.
 
 Everything here is a frozen dataclass of plain values, so that it pickles small, hashes, and prints. design.md §5.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SEMANTICS = 1  # raised by hand when the same cell would decode to something else; part of every cell key
@@ -60,6 +60,10 @@ class MethodTask:
     budget: int
     attempt: int = 1
 
+    def again(self) -> "MethodTask":
+        """The next attempt."""
+        return replace(self, attempt=self.attempt + 1)
+
 
 @dataclass(frozen=True)
 class SampleTask:
@@ -78,3 +82,40 @@ class SampleTask:
     control: MethodTask | None
     methods: tuple[MethodTask, ...] = field(default=())
     turn: int = 0
+
+    def again(self) -> "SampleTask":
+        """The same, after its worker died."""
+        control = self.control.again() if self.control is not None else None
+        return replace(self, control=control, methods=tuple(method.again() for method in self.methods))
+
+    def apart(self) -> list["SampleTask"]:
+        """One sample task a cell, the control's own first: which of them kills its worker?"""
+        alone = [replace(self, methods=())] if self.control is not None else []
+        return alone + [replace(self, control=None, methods=(method,)) for method in self.methods]
+
+
+@dataclass(frozen=True)
+class TraceTask:
+    """A shard of draft-free traces to make: those of `prompts`, written as file `shard` to the store at `store`.
+
+    `rows` are the prompts' ids in data set `task`.
+    """
+
+    model: ModelSpec
+    task: str
+    rows: tuple[str, ...]
+    prompts: tuple[str, ...]
+    decode: DecodeSpec
+    shard: str
+    store: str
+
+    def again(self) -> "TraceTask":
+        """The same, after its worker died: a shard that was written is written once more, to the same bytes."""
+        return self
+
+    def apart(self) -> list["TraceTask"]:
+        """Itself: a shard is whole or not there."""
+        return [self]
+
+
+Work = SampleTask | TraceTask

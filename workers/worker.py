@@ -1,6 +1,7 @@
-"""A worker: one target with its drafters, decoding sample tasks. Plain Python; the driver wraps it in a Ray actor."""
+"""A worker: one target with its drafters, doing sample and trace tasks. Plain Python; Ray wraps it in an actor."""
 
 import hashlib
+import json
 import platform
 import subprocess
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -19,9 +21,13 @@ from spot.drafters.oracle import Oracle
 from spot.drafters.protocol import Drafter
 from spot.drafters.spot_auto import SpotAuto
 from spot.noise import Noise
+from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
+from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
-from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask
+from workers.memory import peak_bytes, reset_peak
+from workers.store import open_store
+from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
 
 CONTROL = MethodTask("", None, 0)
 PROJECT = Path(__file__).resolve().parents[1]
@@ -39,10 +45,21 @@ class Worker:
         self.target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._drafters: dict[DrafterSpec, Drafter] = {}
-        self._costs: dict[MethodTask, PassCost] = {}
+        self._costs: dict[tuple[DrafterSpec | None, int], PassCost] = {}
         self._warm: set[tuple[DrafterSpec | None, int]] = set()
 
-    def run(self, task: SampleTask) -> list[dict[str, Any]]:
+    def run(self, task: Work) -> list[dict[str, Any]]:
+        """The records of `task`: decode records, or the one of a shard of traces."""
+        return [self.trace(task)] if isinstance(task, TraceTask) else self.sample(task)
+
+    def trace(self, task: TraceTask) -> dict[str, Any]:
+        """Decode `task`'s prompts draft-free, and write their traces to its store as one shard."""
+        prompts = (self.prompt_ids(prompt) for prompt in task.prompts)
+        traces = collect(self.target, prompts, _settings(task.decode, None))
+        open_store(task.store).put(task.shard, pack(traces))
+        return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
+
+    def sample(self, task: SampleTask) -> list[dict[str, Any]]:
         """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
         timed = [CONTROL, *(m for m in task.methods if not _is_oracle(m))]
         outcomes: dict[str, _Outcome] = {}
@@ -75,7 +92,7 @@ class Worker:
         settings = _settings(task.decode, method.drafter)
         settings = replace(settings, gen_length=gen_length or settings.gen_length)
         noise = Noise.keyed(task.decode.seed, task.task, task.row)
-        drafter = self._drafter(task, method, control) if method.drafter else None
+        drafter = self.drafter(task, method, control) if method.drafter else None
         return decode(self.target, self.prompt_ids(task.prompt), settings, noise, drafter, method.budget, watch)
 
     def text(self, tokens: list[int], special: bool = False) -> str:
@@ -88,13 +105,16 @@ class Worker:
                 self.decode(task, method, gen_length=self.target.config.block_length)
                 self._warm.add((method.drafter, method.budget))
                 started = time.time()
-            return _Outcome(self.decode(task, method, control=control), None, started, time.time())
+            reset_peak(self._model.device)
+            decoding = self.decode(task, method, control=control)
+            return _Outcome(decoding, None, started, time.time(), peak_bytes(self._model.device))
         except torch.AcceleratorError:
             raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
             return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
 
-    def _drafter(self, task: SampleTask, method: MethodTask, control: Decoding | None) -> Drafter:
+    def drafter(self, task: SampleTask, method: MethodTask, control: Decoding | None = None) -> Drafter:
+        """The loaded drafter of `method`; an oracle is told the control, spot-auto what passes cost."""
         spec = method.drafter
         assert spec is not None
         if spec not in self._drafters:
@@ -109,12 +129,12 @@ class Worker:
 
     def pass_cost(self, task: SampleTask, method: MethodTask, drafter: SpotAuto) -> PassCost:
         """The seconds of a pass by number of drafts, up to the method's budget; measured once, on `task`'s prompt."""
-        if method not in self._costs:
+        if (method.drafter, method.budget) not in self._costs:
             settings, prompt = _settings(task.decode, method.drafter), self.prompt_ids(task.prompt)
-            budgets = sorted({0, 1, 2, 4, 8, 16, 32, 64, method.budget})
-            budgets = [budget for budget in budgets if budget <= method.budget]
-            self._costs[method] = measure_pass_cost(self.target, prompt, settings, drafter.spot, budgets)
-        return self._costs[method]
+            budgets = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < method.budget] + [method.budget]
+            cost = measure_pass_cost(self.target, prompt, settings, drafter.spot, budgets)
+            self._costs[method.drafter, method.budget] = cost
+        return self._costs[method.drafter, method.budget]
 
     def _record(self, task: SampleTask, method: MethodTask, outcome: "_Outcome", control: "_Outcome") -> dict[str, Any]:
         record = {
@@ -129,6 +149,7 @@ class Worker:
             "node": platform.node(),
             "started": outcome.started,
             "finished": outcome.finished,
+            "peak_bytes": outcome.peak_bytes,
         }
         if outcome.decoding is None or control.decoding is None:
             error = outcome.error or f"its control failed: {control.error}"
@@ -169,6 +190,7 @@ class _Outcome:
     error: str | None
     started: float
     finished: float
+    peak_bytes: int | None = None
 
 
 def _settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
@@ -250,6 +272,22 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
             raise ValueError(f"checkpoint: no file {checkpoint}")
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces)
+
+
+def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
+    """The row ids, by task, that a drafter was trained or calibrated on; nothing where its checkpoint names none.
+
+    Raises ValueError, in one line, for a checkpoint that is no such file.
+    """
+    if spec.checkpoint is None:
+        return {}
+    file = Path(locate(spec.checkpoint))
+    try:
+        made_of = json.loads(file.read_text()) if file.suffix == ".json" else provenance(file)
+        return {task: frozenset(rows) for task, rows in made_of.get("trained_on", {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+        made_by = "`launch.py train-drafter`, `calibrate` or `import-drafter`"
+        raise ValueError(f"checkpoint: {spec.checkpoint} was not made by {made_by}") from None
 
 
 def environment(model: ModelSpec) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from spot.decoder import Settings, Visit, decode
@@ -59,16 +58,17 @@ def _collect_one(target: Target, prompt: list[int], settings: Settings) -> list[
     return traces
 
 
-def save_traces(traces: list[Trace], path: Path) -> None:
-    """Write a shard: the traces end to end, with their numbers of steps and blocks."""
+def pack(traces: list[Trace]) -> bytes:
+    """A shard, as a safetensors file: the traces end to end, with their numbers of steps and blocks."""
     stacked = {name: torch.cat([getattr(t, name) for t in traces]) for name in ("log_probs", "indices", "masked")}
     stacked["tokens"] = torch.stack([trace.tokens for trace in traces])
     steps = torch.tensor([trace.steps for trace in traces])
-    save_file(stacked | {"steps": steps, "blocks": torch.tensor([trace.block for trace in traces])}, path)
+    return save(stacked | {"steps": steps, "blocks": torch.tensor([trace.block for trace in traces])})
 
 
-def load_traces(path: Path) -> list[Trace]:
-    shard = load_file(path)
+def unpack(data: bytes) -> list[Trace]:
+    """The traces that `pack` was given."""
+    shard = load(data)
     steps = shard["steps"].tolist()
     parts = (
         shard["log_probs"].split(steps),

@@ -50,7 +50,8 @@ class Fakes:
     """How the fake workers behave. `deadly` and `failing` hold (drafter name, row id); "none" is the control.
 
     A deadly sample ends the worker (by `os._exit` where `exits`), a failing one is recorded as failed. `journal` sees
-    every sample task that a worker of this process is given; `loads` every model. `unloadable` models raise.
+    every task that a worker of this process is given; `loads` every model. `unloadable` models raise. `trained` holds the
+    rows, by drafter and task, that drafters were trained on.
     """
 
     deadly: frozenset[tuple[str, str]] = frozenset()
@@ -60,11 +61,19 @@ class Fakes:
     exits: bool = False
     revision: str = "weights-1"
     task: FakeTask = field(default_factory=lambda: FakeTask("fake"))
+    trained: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict, hash=False)
     journal: list[SampleTask] = field(default_factory=list, hash=False)
     loads: list[str] = field(default_factory=list, hash=False)
 
     def backend(self) -> Backend:
-        return Backend(self.load_task, self.resolve_model, resolve_drafter, lambda model: {"fake": 1}, self.make_worker)
+        return Backend(
+            self.load_task,
+            self.resolve_model,
+            resolve_drafter,
+            lambda model: {"fake": 1},
+            self.make_worker,
+            lambda drafter: self.trained.get(drafter.name, {}),
+        )
 
     def load_task(self, name: str, options: dict[str, Any]) -> FakeTask:
         if str(options.get("path", "")).endswith(".jsonl"):

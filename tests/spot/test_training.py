@@ -12,7 +12,7 @@ from spot.noise import Noise
 from spot.training import tiny_target
 from spot.training.order import OrderSettings, TraceSet, accuracy, calibrate, train_order_model
 from spot.training.tiny_target import TrainSettings, block_diffusion_mask, train_target
-from spot.training.traces import collect, load_traces, save_traces
+from spot.training.traces import collect, pack, unpack
 from tests.spot.support import golden_target
 from workers.tasks.arith import problem
 
@@ -96,20 +96,33 @@ def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
     assert decode(target, list(range(40)), Settings(32, stop="length"), Noise(0)).nfe == 56
 
 
-def test_a_trace_is_what_the_target_saw_and_did(tmp_path):
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_a_trace_is_what_the_target_saw_and_did(tmp_path, threshold):
     target, prompts = golden_target(8), [[1, 2, 3], list(range(20))]
-    traces = collect(target, prompts, Settings(24, stop="length"))
-    commits = [c for prompt in prompts for c in decode(target, prompt, Settings(24, stop="length"), Noise(0)).commits]
-    assert [position % 8 for position, _ in commits] == torch.cat([trace.order for trace in traces]).tolist()
+    settings = Settings(24, stop="length", threshold=threshold)
+    traces = collect(target, prompts, settings)
+    found = [decode(target, prompt, settings, Noise(0)) for prompt in prompts]
+    steps = [step for decoding in found for step in decoding.steps]
+    assert [trace.block for trace in traces] == [0, 1, 2, 3, 0, 1, 2]  # the last block is decoded whole
+    commits = torch.cat([trace.masked[:-1] & ~trace.masked[1:] for trace in traces])
+    assert [row.nonzero().flatten().tolist() for row in commits] == [[p % 8 for p, _ in step] for step in steps]
+    texts = [prompt + [token for _, token in sorted(d.commits)] for prompt, d in zip(prompts, found, strict=True)]
+    whole = [text[len(prompt) // 8 * 8 :] for text, prompt in zip(texts, prompts, strict=True)]
+    assert torch.cat([trace.tokens for trace in traces]).tolist() == whole[0] + whole[1]
     for trace in traces:
-        assert trace.masked.sum(-1).tolist() == list(range(len(trace.order), 0, -1))
-        confident = trace.log_probs[..., 0].masked_fill(~trace.masked, -torch.inf).argmax(-1)
-        assert torch.equal(confident, trace.order)  # at T = 0 the fresh order is the commit order
+        assert trace.masked.shape == (trace.steps + 1, 8) and not trace.masked[-1].any()
+        confident = trace.log_probs[..., 0].masked_fill(~trace.masked[:-1], -torch.inf).argmax(-1, keepdim=True)
+        assert (trace.masked[:-1] & ~trace.masked[1:]).gather(1, confident).all()  # at T = 0 the surest is committed
+        assert torch.equal(trace.indices[-1][trace.masked[-2], 0], trace.tokens[trace.masked[-2]])
     save_traces(traces, tmp_path / "t.safetensors")
     loaded = load_traces(tmp_path / "t.safetensors")
-    assert all(
-        torch.equal(a.log_probs, b.log_probs) and a.block == b.block for a, b in zip(traces, loaded, strict=True)
-    )
+    for before, after in zip(traces, loaded, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors(before), tensors(after), strict=True))
+        assert before.block == after.block
+
+
+def tensors(trace) -> list[torch.Tensor]:
+    return [trace.log_probs, trace.indices, trace.masked, trace.tokens]
 
 
 def test_questions_asked_of_traces_hide_what_was_committed_after_the_table():
@@ -124,8 +137,8 @@ def test_questions_asked_of_traces_hide_what_was_committed_after_the_table():
 def test_a_trained_order_model_predicts_commits_better_than_the_stale_order():
     """On traces whose order is left to right, which the stale table of a random target does not show."""
     traces = collect(golden_target(8), [[i] * 8 for i in range(24)], Settings(32, stop="length"))
-    ordered = [replace(t, order=torch.arange(8), masked=torch.ones(8, 8, dtype=torch.bool).triu()) for t in traces]
+    ordered = [replace(trace, masked=torch.ones(9, 8, dtype=torch.bool).triu()) for trace in traces]
     model = train_order_model(ordered[8:], OrderSettings(steps=40, batch_size=64, warmup=5), quiet)
     calibrate(model, ordered[:8])
     found = accuracy(model, ordered[:8])
-    assert found["order_model"][0] > 0.9 > found["stale_confidence"][0]
+    assert found["by_depth"]["order_model"][0] > 0.9 > found["by_depth"]["stale_confidence"][0]

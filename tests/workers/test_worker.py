@@ -122,7 +122,7 @@ def test_a_wrong_model_is_one_line_and_loads_nothing(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "spott"}, "no drafter 'spott'; there are spot, stale"),
+        ({"method": "spott"}, "no drafter 'spott'; there are blockspec"),
         ({"checkpoint": None}, "checkpoint: spot needs one"),
         ({"checkpoint": "assets/nowhere"}, "checkpoint: no file assets/nowhere"),
         (
