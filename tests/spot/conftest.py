@@ -1,14 +1,12 @@
 import pytest
 import torch
 
-from spot.drafters.spot import Spot
-from spot.drafters.stale import Stale
-from tests.spot.support import Absurd, random_order_model
+from tests.spot.support import every_drafter, random_order_model
 
 
 @pytest.fixture(scope="session")
 def drafters() -> dict:
-    return {"stale": Stale(), "spot": Spot(random_order_model()), "absurd": Absurd(0)}
+    return every_drafter(random_order_model())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spot.commit import choose, commit_least_surprising, surprise
+from spot.commit import choose, committed, surprise
 
 MASK = 3
 
@@ -22,8 +22,16 @@ def test_token_is_the_argmax_without_the_mask_and_surprise_counts_the_mask_in():
 def test_ties_go_to_the_lowest_token_and_then_the_lowest_position():
     token, r = choose(torch.tensor([[5.0, 5.0, 0.0, 0.0], [0.0, 5.0, 5.0, 0.0]]), MASK, 0.0, None)
     assert token.tolist() == [0, 1]
-    assert commit_least_surprising(torch.tensor([[True, True]]), r[None]).item() == 0
-    assert commit_least_surprising(torch.tensor([[False, True]]), r[None]).item() == 1
+    assert committed(torch.tensor([[True, True]]), r[None]).tolist() == [[True, False]]
+    assert committed(torch.tensor([[False, True]]), r[None]).tolist() == [[False, True]]
+
+
+def test_a_threshold_commits_every_masked_position_likelier_than_it_and_at_least_the_best_one():
+    likely = torch.tensor([[0.95, 0.91, 0.9, 0.99], [0.5, 0.8, 0.3, 0.99]])
+    masked = torch.tensor([[True, True, True, False]] * 2)
+    commits = committed(masked, -likely.log(), threshold=0.9)
+    assert commits.tolist() == [[True, True, False, False], [False, True, False, False]]
+    assert committed(masked, -likely.log()).tolist() == [[True, False, False, False], [False, True, False, False]]
 
 
 def test_noise_moves_the_token_and_the_confidence_is_the_tempered_softmax():

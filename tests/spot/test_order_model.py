@@ -15,7 +15,8 @@ MODEL = random_order_model()
 
 def table(seed: int = 0, block: int = 32, vocabulary: int = 100) -> StaleTable:
     logits = 6 * torch.randn(block, vocabulary, generator=torch.Generator().manual_seed(seed))
-    return StaleTable.read(logits, torch.arange(block) >= 5, mask_id=vocabulary - 1)
+    tokens = [vocabulary - 1 if place >= 5 else 0 for place in range(block)]
+    return StaleTable.read(logits, tokens, mask_id=vocabulary - 1)
 
 
 def ask(stale: StaleTable, masked: torch.Tensor) -> torch.Tensor:
@@ -50,7 +51,7 @@ def test_it_reads_short_blocks_and_small_vocabularies():
 def test_a_table_keeps_the_digits_of_a_confident_target():
     logits = torch.zeros(2, 40)
     logits[0, 7], logits[1, 7] = 30.0, 31.0
-    stale = StaleTable.read(logits, torch.tensor([True, True]), mask_id=39)
+    stale = StaleTable.read(logits, [39, 39], mask_id=39)
     assert stale.indices[:, 0].tolist() == [7, 7]
     assert 0 > stale.log_probs[1, 0] > stale.log_probs[0, 0] > -1e-9
 
@@ -58,9 +59,32 @@ def test_a_table_keeps_the_digits_of_a_confident_target():
 def test_the_mask_token_is_never_in_a_table_but_counts_in_its_probabilities():
     logits = torch.zeros(1, 40)
     logits[0, 39] = 5.0
-    stale = StaleTable.read(logits, torch.tensor([True]), mask_id=39)
+    stale = StaleTable.read(logits, [39], mask_id=39)
     assert 39 not in stale.indices[0].tolist()
     assert stale.log_probs[0].exp().sum().item() == pytest.approx(32 / (39 + torch.tensor(5.0).exp().item()), rel=1e-4)
+
+
+def test_a_table_holds_the_likeliest_tokens_of_masked_positions_best_first():
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    stale = StaleTable.read(logits, [99, 5, 99, 6], mask_id=99)
+    assert stale.masked.tolist() == [True, False, True, False]
+    for place in (0, 2):
+        likely = logits[place].log_softmax(-1)[:99].sort(descending=True)
+        assert torch.equal(stale.indices[place], likely.indices[:32])
+        assert torch.allclose(stale.log_probs[place], likely.values[:32], atol=1e-6)
+    for place in (1, 3):
+        assert not stale.log_probs[place].any() and not stale.indices[place].any()
+
+
+def test_a_vocabulary_smaller_than_the_table_leaves_the_rest_impossible():
+    stale = StaleTable.read(torch.zeros(1, 8), [7], mask_id=7)
+    assert sorted(stale.indices[0, :7].tolist()) == list(range(7))
+    assert stale.log_probs[0].exp().tolist() == pytest.approx([1 / 8] * 7 + [0] * 25)
+
+
+def test_half_precision_logits_are_read_in_float32():
+    stale = StaleTable.read(torch.tensor([[20.0, 0.0, 0.0]], dtype=torch.bfloat16), [2], mask_id=2)
+    assert stale.log_probs.dtype == torch.float32 and -1e-7 < stale.log_probs[0, 0] < 0
 
 
 def test_a_checkpoint_carries_its_provenance_and_loads_without_pickle(tmp_path):

@@ -40,11 +40,11 @@ TARGET = golden_target(8)
 
 
 def verdict(control, method, temperature=0.0, noise=NOISE):
-    rule = partial(step_rule, TARGET, temperature=temperature, noise=noise)
+    rule = partial(step_rule, TARGET, settings=replace(SETTINGS, temperature=temperature), noise=noise)
     return explain_difference(control(), method(), control, method, rule)
 
 
-RULE = partial(step_rule, TARGET, temperature=0.0, noise=NOISE)
+RULE = partial(step_rule, TARGET, settings=SETTINGS, noise=NOISE)
 
 
 def test_a_choice_that_does_not_follow_from_equal_logits_is_a_bug():
@@ -80,5 +80,5 @@ def test_a_decoding_that_does_not_repeat_itself_is_a_bug(monkeypatch):
 def test_a_trajectory_that_ends_early_is_a_bug(lost):
     control, _ = runs(error=0.0)
     whole = control()
-    short = type(whole)(whole.tokens, whole.length, whole.commits[:-lost], whole.passes, 1, whole.seconds)
+    short = replace(whole, steps=whole.steps[:-lost])
     assert explain_difference(whole, short, control, control, RULE) == "bug"
