@@ -11,9 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 WIDTH, LAYERS, HEADS, LONGEST_BLOCK = 128, 3, 8, 64
-FEATURES = 32 + 2 + 4
+REACH = 4  # how far to either side a position is told of its neighbours
+FEATURES = 32 + 2 + 4 + 5 * (2 * REACH + 1)
 
 
 class OrderModel(nn.Module):
@@ -30,7 +32,7 @@ class OrderModel(nn.Module):
         self.embed = nn.Linear(FEATURES, WIDTH)
         self.place = nn.Parameter(torch.randn(LONGEST_BLOCK, WIDTH) * 0.02)
         self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH // 2), nn.GELU(), nn.Linear(WIDTH // 2, 1))
         self.stale = nn.Parameter(torch.ones(()))
         self.register_buffer("temperature", torch.ones(()))
 
@@ -59,17 +61,20 @@ def log_surprise(log_probs: Tensor) -> Tensor:
 
 
 def features(log_probs: Tensor, table_masked: Tensor, root_masked: Tensor, masked: Tensor) -> Tensor:
-    """[F, B, 38] float32: log-probabilities, the logarithm of the best token's surprise and its rank, the flags.
+    """[F, B, 83] float32: log-probabilities, the logarithm of the best token's surprise, its rank, flags, neighbours.
 
     On a confident target all that decides the order sits in the last decimals of probabilities near one, hence the
-    logarithm; a plain log-probability hides it.
+    logarithm; a plain log-probability hides it. A commit makes its neighbours surer: each position is told the flags
+    and the surprise of those REACH to either side, which attention would be long in finding (zero beyond the block).
     """
     table_masked, root_masked = table_masked.expand_as(masked), root_masked.expand_as(masked)
     doubt = log_surprise(log_probs)
     rank = doubt.masked_fill(~masked, torch.inf).argsort(-1).argsort(-1)
-    flags = [~table_masked, table_masked & ~root_masked, root_masked & ~masked, masked]
-    numbers = [doubt / 5 * table_masked, rank / 16 * masked]
-    return torch.cat([log_probs.clamp(min=-24) / 8, torch.stack([*numbers, *flags], -1)], -1).float()
+    flags = torch.stack([~table_masked, table_masked & ~root_masked, root_masked & ~masked, masked], -1)
+    numbers = torch.stack([doubt / 5 * table_masked, rank / 16 * masked], -1)
+    around = torch.cat([flags, (doubt / 5 * masked)[..., None]], -1).float()
+    neighbours = F.pad(around, (0, 0, REACH, REACH)).unfold(1, 2 * REACH + 1, 1).flatten(2)
+    return torch.cat([log_probs.clamp(min=-24) / 8, numbers, flags, neighbours], -1).float()
 
 
 def save_order_model(model: OrderModel, path: Path, provenance: dict) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spot.commit import surprise
 from spot.drafters.growth import Branches, branches
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import coupled_scores
@@ -51,7 +52,7 @@ class SpotSets:
         log_p, rank = scores.max(-1)
         confidence = stale[..., 0]
         if context.temperature > 0:
-            confidence = (stale / context.temperature).log_softmax(-1).gather(-1, rank[..., None]).squeeze(-1)
+            confidence = -surprise(stale / context.temperature, rank[..., None])
         masks = (found.table.masked, found.root, found.masked)
         log_q, passing = self.model(stale, confidence, *masks, context.threshold or 0.5)
         if context.threshold is None:  # the single rule: none passes, and one is committed

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spot.commit import surprise
 from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import coupled_scores, gated
@@ -48,7 +49,8 @@ class Stale:
         token = found.table.indices.expand_as(scores).gather(-1, rank)
         stale = found.table.log_probs.expand_as(scores)
         if context.temperature > 0 and self.noise_aware:
-            confidence = (stale / context.temperature).log_softmax(-1).gather(-1, rank)
+            tempered = stale / context.temperature
+            confidence = torch.stack([-surprise(tempered, rank[..., k : k + 1]) for k in (0, 1)], -1)
         else:
             confidence = stale[..., :2]
         return gated(confidence, likely[..., 0].exp() >= self.tokgate), token

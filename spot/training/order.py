@@ -30,7 +30,7 @@ FRESH = 0.08  # the share of questions asked of a table that nothing was committ
 class OrderSettings:
     """What decides the trained weights, beside the traces."""
 
-    steps: int = 2500
+    steps: int = 4000
     batch_size: int = 192
     rate: float = 2e-3
     warmup: int = 100

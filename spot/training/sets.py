@@ -5,14 +5,17 @@ python launch.py calibrate-sets --model tiny-sdar-96 --threshold 0.9 --threshold
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spot.order_model import OrderModel
-from spot.sets_model import SetsModel
+from spot.order_model import OrderModel, load_order_model, provenance
+from spot.sets_model import SetsModel, save_sets_model
+from spot.training.order import hold_out
 from spot.training.traces import Trace
 
 DEEPEST = 4
@@ -88,6 +91,36 @@ class SetsTraces:
         return self.questions(table, torch.full_like(table, depth))
 
 
+def make_sets_model(
+    order: Path,
+    traces: dict[float, list[Trace]],
+    settings: SetsSettings,
+    out: Path,
+    made_of: dict[str, Any],
+    report: Callable[[str], None] = print,
+) -> "SetAccuracy":
+    """Calibrate a head for the order model in the file `order` on traces by threshold, and write the checkpoint `out`.
+
+    A tenth of the prompts is held out to measure on; its accuracy by threshold is returned, and kept in the header.
+    Raises ValueError for a threshold at which nothing is left to draft.
+    """
+    split = {threshold: hold_out(found) for threshold, found in traces.items()}
+    training = [SetsTraces(train, threshold) for threshold, (_, train) in split.items()]
+    model = calibrate_sets(load_order_model(order), training, settings, report)
+    held_out = [SetsTraces(held, threshold) for threshold, (held, _) in split.items()]
+    found = {f"{part.threshold:g}": set_accuracy(model, part) for part in held_out}
+    once = provenance(order)
+    rows = {task: [*once.get("trained_on", {}).get(task, []), *ids] for task, ids in made_of["trained_on"].items()}
+    trained_on = once.get("trained_on", {}) | {task: sorted(set(ids)) for task, ids in rows.items()}
+    made = {
+        **made_of,
+        "trained_on": trained_on,
+        "order_model": {k: once.get(k) for k in ("model", "revision", "prompts")},
+    }
+    save_sets_model(model, out, {**made, "settings": asdict(settings), "held_out_accuracy": found})
+    return found
+
+
 def calibrate_sets(
     order: OrderModel, traces: list[SetsTraces], settings: SetsSettings, report: Callable[[str], None] = print
 ) -> SetsModel:
@@ -108,6 +141,9 @@ def calibrate_sets(
         if (step + 1) % 50 == 0:
             report(f"step {step + 1}/{settings.steps}  loss {running:.4f}")
     return model.eval().requires_grad_(False)
+
+
+SetAccuracy = dict[str, dict[str, list[float | None]]]
 
 
 @torch.inference_mode()
