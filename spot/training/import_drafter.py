@@ -8,6 +8,7 @@ shape, after wrappers and a prefix common to all names are taken off, or by a fi
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -43,7 +44,8 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # what it thinks of a pickle that it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file makes torch raise whatever its bytes lead to
         said = str(error).split(". ")[0].split("\n")[0]
         raise ValueError(f"not a file of tensors and plain values, and nothing else is unpickled ({said})") from None

@@ -236,7 +236,7 @@ def test_a_sweep_that_is_only_looked_at_takes_no_override_but_its_store(verb, ca
 
 
 MISTAKES = [
-    (["run", "quikstart"], "command line: quikstart: no such grid; known: gsm8k-tiny, quickstart"),
+    (["run", "quikstart"], "command line: quikstart: no such grid; known: gsm8k-tiny, "),
     (["run", "quickstart", "limt=3"], "command line: limt: unknown key; did you mean 'limit'?"),
     (["plan", "quickstart", "models=[nope]"], "command line: models: no such model: 'nope'"),
     (["plan", "quickstart", "seeds=[]"], "command line: seeds: an empty axis"),
@@ -320,12 +320,16 @@ def test_an_amended_sweep_keeps_its_id_and_another_of_its_name_has_its_own():
 
 def test_train_drafter_gives_keys_with_a_section_to_the_grid_and_the_rest_to_the_training(monkeypatch):
     given = []
-    monkeypatch.setattr("launch.backend", Fakes().backend)
-    monkeypatch.setattr("workers.traces.train_drafter", lambda *arguments: given.extend(arguments) or [])
-    assert run("train-drafter", "--prompts", "12", "steps=7", "decode.gen_length=64", "task.arith.split=test") == 0
-    assert len(given[2]) == 12
-    assert given[3] == 64
-    assert given[4].steps == 7
+    monkeypatch.setattr("launch._make_shards", lambda config, source, workers, shards: given.extend(shards))
+    monkeypatch.setattr("launch.load_traces", lambda shards: [])
+    monkeypatch.setattr("launch._training_device", lambda config: "cpu")
+    monkeypatch.setattr("spot.training.order.make_order_model", lambda *arguments: given.append(arguments[1]) or {})
+    monkeypatch.setattr("spot.training.order.accuracy_tables", lambda found: [])
+    asked = ("--prompts", "12", "--out", "mine.safetensors")
+    assert run("train-drafter", *asked, "steps=7", "decode.gen_length=64", "task.arith.split=test") == 0
+    assert [len(shard.rows) for shard in given[:2]] == [10, 2]
+    assert given[0].decode.gen_length == 64
+    assert given[2].steps == 7
     assert run("train-drafter", "--prompts", "9") == 2
 
 
