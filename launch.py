@@ -445,6 +445,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="The graph's file.")] = Path("assets/tiny-spiffy.json"),
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to trace.")] = 50,
     size: Annotated[int, typer.Option(min=1, help="How many formulas to keep: the largest budget it is for.")] = 64,
+    accumulate: Annotated[bool, typer.Option(help="Score a formula by its parents' counts too, as published.")] = True,
     traces: TracesOption = None,
     overrides: Overrides = None,
 ) -> None:
@@ -457,8 +458,8 @@ def calibrate(
     _check_out(out)
     with _keeping(store):
         _make_shards(config, source, workers, shards)
-        formulas = calibrated(load_traces(shards), size)
-        save_graph(formulas, out, {"method": "spiffy", **made_of(shards)})
+        formulas = calibrated(load_traces(shards), size, accumulate)
+        save_graph(formulas, out, {"method": "spiffy", "accumulate": accumulate, **made_of(shards)})
         if traces is None:
             open_store(store).clear()
     print(f"{len(formulas)} formulas in {out}")

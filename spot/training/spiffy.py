@@ -19,8 +19,12 @@ Ranks = frozenset[tuple[int, int]]
 ROOT: Ranks = frozenset()
 
 
-def calibrate(traces: list[Trace], size: int) -> list[Formula]:
-    """`size` formulas, in the order chosen: the first D of them are the graph for budget D."""
+def calibrate(traces: list[Trace], size: int, accumulate: bool = True) -> list[Formula]:
+    """`size` formulas, in the order chosen: the first D of them are the graph for budget D.
+
+    Without `accumulate` a formula's own count is its score: the paper's ablation, and the better one at large budgets
+    on the tiny target, where a likely parent lends its count to every unlikely child.
+    """
     seen: Counter[Ranks] = Counter()
     fills: dict[Ranks, Counter[tuple[Fill, ...]]] = defaultdict(Counter)
     parents: dict[Ranks, set[Ranks]] = defaultdict(set)
@@ -35,7 +39,8 @@ def calibrate(traces: list[Trace], size: int) -> list[Formula]:
                 parent = ranks
     for ranks in seen:  # a smaller formula that another order passes through is a parent too
         parents[ranks] |= {smaller for fill in ranks if (smaller := ranks - {fill}) in seen}
-    score = {ranks: count + sum(seen[parent] for parent in parents[ranks]) for ranks, count in seen.items()}
+    lent = {ranks: sum(seen[parent] for parent in parents[ranks]) if accumulate else 0 for ranks in seen}
+    score = {ranks: count + lent[ranks] for ranks, count in seen.items()}
     return [Formula(fills[ranks].most_common(1)[0][0], seen[ranks]) for ranks in _connected(score, parents, size)]
 
 
