@@ -459,6 +459,8 @@ def calibrate(
     with _keeping(store):
         _make_shards(config, source, workers, shards)
         formulas = calibrated(load_traces(shards), size, accumulate)
+        if not formulas:
+            raise UserError(COMMAND_LINE, "prompts", "every block is filled in one step; there is nothing to calibrate")
         save_graph(formulas, out, {"method": "spiffy", "accumulate": accumulate, **made_of(shards)})
         if traces is None:
             open_store(store).clear()

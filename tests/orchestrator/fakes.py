@@ -50,8 +50,8 @@ class Fakes:
     """How the fake workers behave. `deadly` and `failing` hold (drafter name, row id); "none" is the control.
 
     A deadly sample ends the worker (by `os._exit` where `exits`), a failing one is recorded as failed. `journal` sees
-    every task that a worker of this process is given; `loads` every model. `unloadable` models raise. `trained` holds the
-    rows, by drafter and task, that drafters were trained on.
+    every task that a worker of this process is given; `loads` every model. `unloadable` models raise. `trained` holds
+    the rows, by drafter and task, that drafters were trained on.
     """
 
     deadly: frozenset[tuple[str, str]] = frozenset()

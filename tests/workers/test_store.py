@@ -70,7 +70,7 @@ def test_an_address_that_is_none_is_one_line(where):
 def test_what_s3_refuses_is_one_line_that_names_the_place(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    with mock_aws(), pytest.raises(OSError, match="s3://nowhere/x/a: .*NoSuchBucket") as raised:
+    with mock_aws(), pytest.raises(OSError, match=r"s3://nowhere/x/a: .*NoSuchBucket") as raised:
         open_store("s3://nowhere/x").put("a", b"")
     assert "\n" not in str(raised.value)
 
@@ -81,5 +81,5 @@ def test_without_credentials_too(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(OSError, match="s3://bucket/x/a: .*credentials"):
+    with pytest.raises(OSError, match=r"s3://bucket/x/a: .*credentials"):
         open_store("s3://bucket/x").put("a", b"")
