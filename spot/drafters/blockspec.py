@@ -57,7 +57,7 @@ def _chain(context: Context, ranked: list[int], tokens: list[list[int]], first: 
 def _ranked(context: Context) -> tuple[list[int], list[list[int]]]:
     """Masked positions, the most confident first; and the best token at every depth and position."""
     found = branches(context, [context.block])
-    masks = int(found.masked.sum())
+    masks = context.block.count(context.mask_id)
     ahead = replace(found, steps=found.steps + torch.arange(masks, device=found.steps.device))
     log_p, token = Stale().candidates(context, ahead)
     confidence = log_p[0, :, 0].masked_fill(~found.masked[0], -torch.inf)

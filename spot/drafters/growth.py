@@ -61,9 +61,9 @@ def grow_tree(
         if offset and context.next_table is None:
             return [[] for _ in states]
         found = likeliest(*propose(branches(context, states)), width or budget)
-        rows = zip(states, *(part.tolist() for part in found), strict=True)
+        rows = zip(states, *torch.stack([part.double() for part in found]).tolist(), strict=True)  # one synchronisation
         return [
-            [(m, commit(state, offset + p, t)) for m, p, t in zip(*row, strict=True) if m > -math.inf]
+            [(m, commit(state, offset + int(p), int(t))) for m, p, t in zip(*row, strict=True) if m > -math.inf]
             for state, *row in rows
         ]
 

@@ -8,6 +8,7 @@ after the last commit, and at T > 0 tokens by stale / T plus the shared noise of
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -62,11 +63,10 @@ class Spiffy:
 
     @torch.inference_mode()
     def draft(self, context: Context, budget: int) -> list[State]:
-        found = branches(context, [context.block])
-        masks = int(found.masked.sum())
-        fitting = [f for f in self.formulas if len(f.fills) < masks and max(i for i, _, _ in f.fills) < masks]
-        filled = _Filler(context, found, masks, max((d for f in fitting for *_, d in f.fills), default=0))
-        chosen = fitting[: max(budget, self.prune_from)]
+        masks = context.block.count(context.mask_id)
+        fitting = (f for f in self.formulas if len(f.fills) < masks and max(i for i, _, _ in f.fills) < masks)
+        chosen = list(islice(fitting, max(budget, self.prune_from)))
+        filled = _Filler(context, max((depth for f in chosen for *_, depth in f.fills), default=0))
         if self.prune_from:
             chosen = prune(chosen, {f: filled.log_probability(f) for f in chosen}, budget)
         return [filled.state(formula) for formula in chosen]
@@ -75,20 +75,23 @@ class Spiffy:
 class _Filler:
     """Turns formulas into states: the block's masked positions by confidence, and their tokens at every depth."""
 
-    def __init__(self, context: Context, found, masks: int, deepest: int) -> None:
+    def __init__(self, context: Context, deepest: int) -> None:
+        found = branches(context, [context.block])
         confidence = found.table.log_probs[:, 0].masked_fill(~found.masked[0], -torch.inf)
-        positions = confidence.argsort(descending=True, stable=True)[:masks]
+        positions = confidence.argsort(descending=True, stable=True)[: context.block.count(context.mask_id)]
         steps = found.steps + torch.arange(deepest + 1, device=positions.device)
         scores = coupled_scores(context, found.table, found.start, steps)[:, positions]
         log_p, rank = scores.topk(TOKEN_RANKS)
         tokens = found.table.indices[positions].expand_as(scores).gather(-1, rank)
-        self.block, self.positions = context.block, positions.tolist()
-        self.tokens, self.log_p = tokens.tolist(), log_p.tolist()  # [depth][i][j]
+        where = positions[:, None].expand_as(tokens)
+        # one synchronisation; all [depth][i][j]
+        self.positions, self.tokens, self.log_p = torch.stack([where, tokens, log_p.double()]).tolist()
+        self.block = context.block
 
     def state(self, formula: Formula) -> State:
         state = list(self.block)
         for i, j, depth in formula.fills:
-            state[self.positions[i]] = self.tokens[depth][i][j]
+            state[int(self.positions[depth][i][j])] = int(self.tokens[depth][i][j])
         return tuple(state)
 
     def log_probability(self, formula: Formula) -> float:

@@ -40,8 +40,8 @@ class SpotSets:
             log_mass, sets, token = self.sets(context, found, budget)
             block = torch.tensor(states, device=token.device)
             filled = torch.where(sets, token[:, None], block[:, None])
-            pairs = zip(log_mass.tolist(), filled.tolist(), strict=True)
-            return [[(m, tuple(s)) for m, s in zip(*pair, strict=True) if m > -torch.inf] for pair in pairs]
+            rows = torch.cat([log_mass[..., None].double(), filled.double()], -1).tolist()  # one synchronisation
+            return [[(m, tuple(map(int, state))) for m, *state in row if m > -torch.inf] for row in rows]
 
         return [draft.state for draft in grow(context.block, context.mask_id, budget, children)]
 
