@@ -14,11 +14,13 @@ from spot.drafters.protocol import Context, Drafter, StaleTable
 from spot.drafters.spiffy import Formula, Spiffy
 from spot.drafters.spot import Spot
 from spot.drafters.spot_auto import SpotAuto
+from spot.drafters.spot_sets import SpotSets
 from spot.drafters.ssd import Ssd
 from spot.drafters.stale import Stale
 from spot.noise import Noise
 from spot.order_model import OrderModel
 from spot.pass_cost import PassCost
+from spot.sets_model import SetsModel
 from spot.targets.protocol import TargetConfig
 from spot.targets.sdar import Sdar, load
 from spot.tree import State, commit
@@ -122,6 +124,11 @@ def random_order_model() -> OrderModel:
     return OrderModel().eval()
 
 
+def random_sets_model(order: OrderModel) -> SetsModel:
+    torch.manual_seed(0)
+    return SetsModel(order).eval()
+
+
 def random_graph(seed: int = 0, count: int = 40) -> tuple[Formula, ...]:
     """Formulas of one to five fills, each of another position, committed one a step."""
     chance = random.Random(seed)
@@ -148,6 +155,7 @@ def every_drafter(order: OrderModel) -> dict[str, Drafter]:
         "spot chain": Spot(order, chain=True),
         "spot edge": Spot(order, edge=True),
         "spot-auto": SpotAuto(Spot(order, edge=True), COST),
+        "spot-sets": SpotSets(random_sets_model(order)),
         "ssd": Ssd(),
         "blockspec": BlockSpec(),
         "blockspec unfilled": BlockSpec(fill=False),

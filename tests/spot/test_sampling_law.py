@@ -16,7 +16,7 @@ from tests.spot.support import TableTarget
 TOKENS, SIZE = 3, 3
 TARGET = TableTarget(TOKENS, SIZE)
 MASK, NOTHING = TOKENS, (TOKENS,) * SIZE
-THRESHOLD = 0.5
+THRESHOLD = 0.3
 
 
 @cache

@@ -83,14 +83,12 @@ def test_a_training_state_of_other_settings_is_not_continued(tmp_path, monkeypat
         train_target(example, tmp_path, SMALL, quiet)
 
 
-def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
-    """The command's own settings, but for 150 steps with a short warm-up; the bundled target took 5,000."""
-    torch.set_num_threads(2)
+def test_a_little_training_already_teaches_the_form_of_an_answer(tmp_path):
+    """The command's own settings, but for 100 small steps with a short warm-up; the bundled target took 5,000."""
     said: list[str] = []
-    train_target(example, tmp_path, TrainSettings(steps=150, warmup=20), said.append)
-    torch.set_num_threads(1)
+    train_target(example, tmp_path, TrainSettings(steps=100, batch_size=8, warmup=20), said.append)
     losses = [float(line.split()[-1]) for line in said]
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 0.8 * losses[0]
     target = targets.load("sdar", tmp_path, 32, torch.float32, "cpu")
     assert sum(file.stat().st_size for file in tmp_path.glob("*")) < 6 * 2**20
     assert decode(target, list(range(40)), Settings(32, stop="length"), Noise(0)).nfe == 56
@@ -103,7 +101,7 @@ def test_a_trace_is_what_the_target_saw_and_did(threshold):
     traces = collect(target, prompts, settings)
     found = [decode(target, prompt, settings, Noise(0)) for prompt in prompts]
     steps = [step for decoding in found for step in decoding.steps]
-    assert [trace.block for trace in traces] == [0, 1, 2, 3, 0, 1, 2]  # the last block is decoded whole
+    assert [trace.block for trace in traces] == [0, 1, 2, 3] * 2
     commits = torch.cat([trace.masked[:-1] & ~trace.masked[1:] for trace in traces])
     assert [row.nonzero().flatten().tolist() for row in commits] == [[p % 8 for p, _ in step] for step in steps]
     texts = [prompt + [token for _, token in sorted(d.commits)] for prompt, d in zip(prompts, found, strict=True)]
@@ -136,7 +134,7 @@ def test_a_trained_order_model_predicts_commits_better_than_the_stale_order():
     """On traces whose order is left to right, which the stale table of a random target does not show."""
     traces = collect(golden_target(8), [[i] * 8 for i in range(24)], Settings(32, stop="length"))
     ordered = [replace(trace, masked=torch.ones(9, 8, dtype=torch.bool).triu()) for trace in traces]
-    model = train_order_model(ordered[8:], OrderSettings(steps=40, batch_size=64, warmup=5), quiet)
+    model = train_order_model(ordered[8:], OrderSettings(steps=70, batch_size=64, warmup=5), quiet)
     calibrate(model, ordered[:8])
     found = accuracy(model, ordered[:8])
     assert found["by_depth"]["order_model"][0] > 0.9 > found["by_depth"]["stale_confidence"][0]
