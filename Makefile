@@ -9,7 +9,8 @@ sweep: $(INSTALLED)
 	$(VENV)/bin/python launch.py run quickstart
 
 test: lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -m "not ray" -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -m ray
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -21,9 +21,9 @@ class PassCost:
 
     @staticmethod
     def of(measured: dict[int, float]) -> "PassCost":
-        """Where more drafts were measured to cost less, that was noise: they cost the same."""
+        """Noise only slows a pass down: where more drafts were measured to cost less, the fewer cost no more."""
         drafts, seconds = zip(*sorted(measured.items()), strict=True)
-        return PassCost(drafts, tuple(accumulate(seconds, max)))
+        return PassCost(drafts, tuple(accumulate(reversed(seconds), min))[::-1])
 
     def __call__(self, drafts: int) -> float:
         """Seconds of a pass with `drafts` drafts; the last slope goes on beyond what was measured."""

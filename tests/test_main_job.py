@@ -13,6 +13,8 @@ import launch
 from orchestrator import results
 from orchestrator.ledger import read_sweep
 
+pytestmark = pytest.mark.ray
+
 ROOT = Path(__file__).parents[1]
 GRID = ["quickstart", "limit=3", "budgets=[0,8]", "temperatures=[0,1]"]
 

@@ -8,6 +8,7 @@ after the last commit, and at T > 0 tokens by stale / T plus the shared noise of
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -32,9 +33,18 @@ class Formula:
     fills: tuple[Fill, ...]
     count: int
 
-    @property
+    @cached_property
     def ranks(self) -> frozenset[tuple[int, int]]:
         return frozenset((i, j) for i, j, _ in self.fills)
+
+    @property
+    def steps(self) -> int:
+        """How many steps lead to it; fills are in the order of steps."""
+        return 1 + self.fills[-1][2]
+
+    def is_parent_of(self, other: "Formula") -> bool:
+        """Whether one step more may lead to `other`."""
+        return self.steps + 1 == other.steps and self.ranks < other.ranks
 
 
 def load(checkpoint: Path, device: str, prune_from: int = 0) -> "Spiffy":
@@ -100,16 +110,15 @@ class _Filler:
 
 
 def prune(formulas: list[Formula], local: dict[Formula, float], keep: int) -> list[Formula]:
-    """The `keep` formulas of highest score that hang together: each has one fill, or a parent that is kept."""
-    ranks = {formula: formula.ranks for formula in formulas}
+    """The `keep` formulas of highest score that hang together: each takes one step, or a parent of it is kept."""
     score: dict[Formula, float] = {}
-    for formula in sorted(formulas, key=lambda f: -len(f.fills)):
-        children = [score[f] for f in score if ranks[formula] < ranks[f] and len(f.fills) == len(formula.fills) + 1]
+    for formula in sorted(formulas, key=lambda f: -f.steps):
+        children = [score[child] for child in score if formula.is_parent_of(child)]
         score[formula] = (local[formula] + max(children)) / 2 if children else local[formula]
     kept: list[Formula] = []
     waiting = sorted(formulas, key=lambda f: -score[f])
-    while waiting and len(kept) < keep:
-        linked = (f for f in waiting if f.fills[-1][2] == 0 or any(ranks[k] < ranks[f] for k in kept))
+    while len(kept) < keep:
+        linked = (f for f in waiting if f.steps == 1 or any(parent.is_parent_of(f) for parent in kept))
         best = next(linked, None)
         if best is None:
             break

@@ -37,13 +37,17 @@ Example = Callable[[int], tuple[str, str]]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What decides the trained weights. `steps` batches of `batch_size` examples, one pass over fresh data."""
+    """What decides the trained weights. `steps` batches of `batch_size` examples, one pass over fresh data.
+
+    The rate falls by a cosine; at step `restart`, if that is not 0, it warms up once more.
+    """
 
     steps: int = 5000
     batch_size: int = 16
     seed: int = 0
     rate: float = 3e-3
     warmup: int = 300
+    restart: int = 0
     block_length: int = 32
     vocab_size: int = 480
     hidden_size: int = 128
@@ -214,8 +218,9 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 def _schedule(step: int, settings: TrainSettings) -> float:
-    warm = min(1.0, (step + 1) / settings.warmup)
-    return warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / settings.steps)))
+    first, last = (settings.restart, settings.steps) if step >= settings.restart else (0, settings.restart)
+    warm = min(1.0, (step - first + 1) / settings.warmup)
+    return warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - first) / (last - first))))
 
 
 def _save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings, step: int) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import Config, load, load_stored, settings
+from orchestrator.config import Config, known, load, load_stored, settings
 from orchestrator.errors import UserError
 
 MISTAKES = [
@@ -128,7 +128,7 @@ def test_an_entry_that_only_the_stored_config_knows_can_be_overridden():
 
 
 def test_every_bundled_grid_is_valid():
-    for name in ("quickstart", "gsm8k-tiny"):
+    for name in known("grid"):
         assert load(name)[0].name == name
 
 

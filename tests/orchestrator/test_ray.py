@@ -9,6 +9,8 @@ from orchestrator.ledger import Ledger
 from tests.orchestrator.conftest import drive, plan_of
 from tests.orchestrator.fakes import Fakes
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_actor_that_exits_costs_its_poison_sample_and_nothing_else(tmp_path):

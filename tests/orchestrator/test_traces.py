@@ -247,6 +247,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, message, tmp
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.ray
 def test_actors_make_the_shards_that_this_process_makes(tmp_path):
     model = resolve_model("tiny-sdar", {"family": "sdar", "path": "assets/tiny-sdar", "block_length": 32})
     rows, decode = list(FakeTask("fake", 2).rows), DecodeSpec(8, 0.0, 0)
