@@ -64,12 +64,10 @@ def main(arguments: list[str]) -> int:
         return code
     config, _ = configs.load(arguments[0], arguments[1:])
     sweep, samples = results.load(config.folder)
-    environment = sweep.environment
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "ray"))
     head = (
         f"# {config.name}\n\n`python benchmarks/decode.py {' '.join(arguments)}`\n\n"
-        f"{_processor()}, {environment['threads']} thread(s) a worker, {config.workers.device}; {versions}; "
-        f"commit {environment['commit']}.\n\n"
+        f"{machine()}; commit {sweep.environment['commit']}; "
+        f"{config.workers.device}, {config.workers.threads} thread(s) a worker.\n\n"
     )
     text = table(results.summary(sweep, samples))
     path = ROOT / "benchmarks" / "results" / f"{config.name}.md"
@@ -79,14 +77,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _processor() -> str:
-    names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
-
-
-def _cpuinfo() -> list[str]:
+def machine() -> str:
+    """The processor and the versions that a number depends on."""
     path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = f"{len(names)} cores of {names[0]}" if names else platform.processor()
+    return ", ".join([processor, *(f"{name} {version(name)}" for name in ("torch", "transformers", "ray"))])
 
 
 if __name__ == "__main__":

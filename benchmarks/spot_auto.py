@@ -3,17 +3,21 @@
     python benchmarks/spot_auto.py                         # 40 prompts of arith, budgets 1 to 20, T = 0 and 1
     python benchmarks/spot_auto.py limit=10 temperatures=[0]
 
-Prints the measured pass-cost curve, tokens per second of every budget, and the paired ratio of spot-auto to the best
-fixed one with a bootstrap interval over prompts. The methods decode each prompt back to back, in turned order.
+Prints, and writes to benchmarks/results/spot-auto.md, the measured pass-cost curve, the time of every budget, and the
+paired ratio of spot-auto to the best fixed one with a bootstrap interval over prompts. The methods decode each prompt
+back to back, in turned order.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from decode import machine  # noqa: E402
 
 from orchestrator import config as configs  # noqa: E402
 from orchestrator.plan import backend, decode_spec, make_plan  # noqa: E402
@@ -33,11 +37,14 @@ def main(overrides: list[str]) -> None:
     budgets = [int(budget) for budget in config.budgets if budget]
     auto = MethodTask("spot-auto", plan.drafters["spot-auto"], max(budgets))
     methods = [auto, *(MethodTask(f"spot b{n}", plan.drafters["spot"], n) for n in budgets)]
+    lines = [f"# spot-auto\n\n`python benchmarks/spot_auto.py {' '.join(overrides)}`\n\n{machine()}.\n"]
     for temperature in config.temperatures:
         spec = decode_spec(config, temperature, config.seeds[0])
         tasks = [SampleTask("", plan.models[model], task, row.id, row.prompt, spec, None) for row in rows]
         seconds = np.array([_seconds(worker, task, methods, turn) for turn, task in enumerate(tasks)])
-        _report(worker, tasks[0], methods, seconds, temperature)
+        lines += _report(worker, tasks[0], methods, seconds, temperature)
+    print("\n" + "\n".join(lines))
+    (ROOT / "benchmarks" / "results" / "spot-auto.md").write_text("\n".join(lines) + "\n")
 
 
 def _seconds(worker: Worker, task: SampleTask, methods: list[MethodTask], turn: int) -> list[float]:
@@ -47,26 +54,26 @@ def _seconds(worker: Worker, task: SampleTask, methods: list[MethodTask], turn: 
             worker.decode(task, method)
     print(f"\rprompt {turn + 1}", end="", file=sys.stderr, flush=True)
     found = {}
-    for method in np.roll(np.arange(len(methods)), -turn):
-        found[int(method)] = sum(worker.decode(task, methods[method]).seconds.values())
+    for place in range(len(methods)):
+        method = (place + turn) % len(methods)
+        found[method] = sum(worker.decode(task, methods[method]).seconds.values())
     return [found[i] for i in range(len(methods))]
 
 
 def _report(
     worker: Worker, task: SampleTask, methods: list[MethodTask], seconds: np.ndarray, temperature: float
-) -> None:
+) -> Iterator[str]:
     drafter = worker.drafter(task, methods[0])
     assert isinstance(drafter, SpotAuto) and drafter.cost is not None
     curve = ", ".join(f"{n}: {1000 * s:.1f}" for n, s in zip(drafter.cost.drafts, drafter.cost.seconds, strict=True))
-    print(f"\nT = {temperature:g}; ms of a pass by number of drafts: {curve}")
+    yield f"## T = {temperature:g}, {len(seconds)} prompts\n\nms of a pass by number of drafts: {curve}\n"
+    yield "| method | ms a prompt |\n| --- | ---: |"
     for method, total in zip(methods, seconds.sum(0), strict=True):
-        print(f"{method.cell:12} {1000 * total / len(seconds):8.1f} ms a prompt")
+        yield f"| {method.cell} | {1000 * total / len(seconds):.0f} |"
     best = 1 + int(seconds[:, 1:].sum(0).argmin())
     ratio = seconds[:, best].sum() / seconds[:, 0].sum()
     low, high = ratio_interval(seconds[:, best], seconds[:, 0])
-    print(
-        f"throughput of spot-auto over {methods[best].cell}, the best fixed budget: {ratio:.3f} ({low:.3f}–{high:.3f})"
-    )
+    yield f"\nThroughput over {methods[best].cell}, the best fixed budget: {ratio:.3f} ({low:.3f}–{high:.3f})\n"
 
 
 if __name__ == "__main__":

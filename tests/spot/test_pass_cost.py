@@ -24,7 +24,7 @@ def test_the_cost_never_falls_and_is_what_was_measured_where_that_did_not_fall(m
     costs = [cost(n) for n in range(min(measured), max(measured) + 8)]
     assert all(b >= a - 1e-9 for a, b in pairwise(costs))
     for n in measured:
-        assert cost(n) == pytest.approx(max(s for m, s in measured.items() if m <= n))
+        assert cost(n) == pytest.approx(min(s for m, s in measured.items() if m >= n))
 
 
 def test_the_cost_is_linear_between_measurements_and_goes_on_at_the_last_slope():
