@@ -50,14 +50,14 @@ def main(overrides: list[str]) -> None:
 def _seconds(worker: Worker, task: SampleTask, methods: list[MethodTask], turn: int) -> list[float]:
     """Seconds of decoding `task` by each method."""
     if turn == 0:
-        for method in methods:
+        for method in methods:  # so that nothing is measured or loaded in what is timed
             worker.decode(task, method)
     print(f"\rprompt {turn + 1}", end="", file=sys.stderr, flush=True)
-    found = {}
+    found: dict[int, float] = {}
     for place in range(len(methods)):
-        method = (place + turn) % len(methods)
-        found[method] = sum(worker.decode(task, methods[method]).seconds.values())
-    return [found[i] for i in range(len(methods))]
+        number = (place + turn) % len(methods)
+        found[number] = sum(worker.decode(task, methods[number]).seconds.values())
+    return [found[number] for number in range(len(methods))]
 
 
 def _report(
