@@ -39,7 +39,7 @@ def test_a_value_given_twice_counts_once_and_is_noted(override):
 def test_keys_are_unique_and_the_same_in_every_process():
     keys = [cell.key for cell in plan_of(Fakes(), "temperatures=[0,1]", "seeds=[0,1]").grid.cells]
     assert len(set(keys)) == len(keys) == 20
-    assert EXAMPLE.key == "v1-895c274531e99ea7508b"  # changes only together with KEY_VERSION
+    assert EXAMPLE.key == "v2-952159c331ca639c9a66"  # changes only together with KEY_VERSION
 
 
 EXAMPLE = Cell(
@@ -52,13 +52,22 @@ EXAMPLE = Cell(
 @pytest.mark.parametrize("name", [field.name for field in fields(Cell)])
 def test_every_field_of_a_cell_decides_its_key(name):
     value = getattr(EXAMPLE, name)
-    other = (("tokgate", 0.7),) if name == "drafter_options" else value + "x" if isinstance(value, str) else value + 1
+    special = {"drafter_options": (("tokgate", 0.7),), "threshold": 0.9}
+    other = special.get(name, value + "x" if isinstance(value, str) else not value)
     assert replace(EXAMPLE, **{name: other}).key != EXAMPLE.key
 
 
 @pytest.mark.parametrize(
     "change",
-    ["decode.gen_length=64", "decode.stop=length", "drafter.spot.tokgate=0.7", "model.tiny-sdar.block_length=16"],
+    [
+        "decode.gen_length=64",
+        "decode.stop=length",
+        "decode.unmasking=threshold",
+        "decode.layout=concat",
+        "decode.cache=false",
+        "drafter.spot.tokgate=0.7",
+        "model.tiny-sdar.block_length=16",
+    ],
 )
 def test_a_setting_that_decides_results_makes_other_cells(change):
     before, after = plan_of(Fakes()), plan_of(Fakes(), change)

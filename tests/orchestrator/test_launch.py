@@ -83,7 +83,7 @@ def test_plan_counts_and_touches_nothing(tmp_path, capsys):
     fakes = Fakes()
     assert run("plan", "quickstart", "limit=2", fakes=fakes) == 0
     out = capsys.readouterr().out
-    assert "14 cells, 28 samples, 28 to run in 4 sample tasks" in out
+    assert "10 cells, 20 samples, 20 to run in 4 sample tasks" in out
     assert "new" in out
     assert fakes.loads == []
     assert list(tmp_path.iterdir()) == []
