@@ -133,7 +133,7 @@ def test_real_questions_go_through_the_whole_pipeline(tmp_path):
     assert run.returncode == 0, run.stderr
     _, frame = results.load(tmp_path / "gsm8k-tiny")
     assert len(frame) == 4 and frame["identical"].all()
-    assert sorted(set(frame["row"])) == ["0", "1"]
+    assert sorted(set(frame["row"])) == ["test-0", "test-1"]
 
 
 def test_one_prompt_is_decoded_in_sight(capfd):

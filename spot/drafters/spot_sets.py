@@ -23,27 +23,35 @@ NEEDS_CHECKPOINT = True
 UNSURE = 8  # the positions nearest to even odds are the ones that sets differ in
 
 
-def load(checkpoint: Path, device: str) -> "SpotSets":
-    return SpotSets(load_sets_model(checkpoint, device))
+def load(checkpoint: Path, device: str, edge: bool = False) -> "SpotSets":
+    return SpotSets(load_sets_model(checkpoint, device), edge)
 
 
 @dataclass(frozen=True)
 class SpotSets:
-    """Under the single rule, the order model's tree with top-1 tokens."""
+    """Under the single rule, the order model's tree with top-1 tokens. `edge` (ours) drafts across the block's edge."""
 
     model: SetsModel
+    edge: bool = False
 
     @torch.inference_mode()
     def draft(self, context: Context, budget: int) -> list[State]:
         def children(states: list[State]) -> list[list[tuple[float, State]]]:
+            if len(states[0]) > context.size and context.next_table is None:
+                return [[] for _ in states]
             found = branches(context, states)
             log_mass, sets, token = self.sets(context, found, budget)
-            block = torch.tensor(states, device=token.device)
+            block = torch.tensor([state[-context.size :] for state in states], device=token.device)
             filled = torch.where(sets, token[:, None], block[:, None])
             rows = torch.cat([log_mass[..., None].double(), filled.double()], -1).tolist()  # one synchronisation
-            return [[(m, tuple(map(int, state))) for m, *state in row if m > -torch.inf] for row in rows]
+            done = [state[: -context.size] for state in states]
+            return [
+                [(m, (*full, *map(int, opened))) for m, *opened in row if m > -torch.inf]
+                for full, row in zip(done, rows, strict=True)
+            ]
 
-        return [draft.state for draft in grow(context.block, context.mask_id, budget, children)]
+        settle = context.settle if self.edge else None
+        return [draft.state for draft in grow(context.block, context.mask_id, budget, children, settle)]
 
     def sets(self, context: Context, found: Branches, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest next sets of F states: log mass [F, K], sets [F, K, B] bool, and the tokens [F, B]."""

@@ -52,8 +52,8 @@ def test_likeliest_sets_have_the_probabilities_that_counting_gives():
 def test_drafted_sets_leave_the_text_as_it_is(threshold, temperature):
     target, asked = golden_target(8), Settings(24, temperature, "length", threshold)
     control = decode(target, list(range(13)), asked, Noise(5))
-    for budget in (1, 6, 20):
-        found = decode(target, list(range(13)), asked, Noise(5), SpotSets(sets_model()), budget)
+    for budget, edge in [(1, False), (6, False), (6, True), (20, True)]:
+        found = decode(target, list(range(13)), asked, Noise(5), SpotSets(sets_model(), edge), budget)
         assert (found.steps, found.tokens) == (control.steps, control.tokens)
         assert found.nfe <= control.nfe
 

@@ -1,0 +1,44 @@
+"""One order model, another target: the bundled one drafts for a target of other width and tokenizer."""
+
+import pytest
+
+from orchestrator import config as configs
+from orchestrator.plan import backend, decode_spec, make_plan
+from workers.work import MethodTask, SampleTask
+from workers.worker import Worker
+
+PROMPTS = 6
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, list[dict]]:
+    """Records by method of the first prompts of arith, at T = 0 and budget 8."""
+    config, source = configs.load("transfer", ["budgets=[8]", f"limit={PROMPTS}", "drafters=[spot,stale]"])
+    plan = make_plan(config, source, backend())
+    model = plan.models["tiny-sdar-96"]
+    worker = Worker(model)
+    methods = tuple(MethodTask(name, spec, 8) for name, spec in plan.drafters.items())
+    found: dict[str, list[dict]] = {name: [] for name in plan.drafters}
+    for row in plan.tasks["arith"].rows[:PROMPTS]:
+        spec = decode_spec(config, 0.0, 0)
+        for record in worker.run(SampleTask("", model, "arith", row.id, row.prompt, spec, None, methods)):
+            found[record["cell"]].append(record)
+    return found
+
+
+def test_the_second_target_is_another_one():
+    config, source = configs.load("transfer", ["models=[tiny-sdar,tiny-sdar-96]"])
+    first, second = (Worker(spec) for spec in make_plan(config, source, backend()).models.values())
+    assert first.target.model.config.hidden_size != second.target.model.config.hidden_size
+    assert first.prompt_ids("Mia has 3 pens.") != second.prompt_ids("Mia has 3 pens.")
+
+
+def test_the_first_targets_order_model_drafts_losslessly(records):
+    assert all(record["status"] == "ok" and record["identical"] for record in records["spot"])
+
+
+def test_the_first_targets_order_model_needs_fewer_passes_than_the_stale_order(records):
+    def passes(method: str) -> int:
+        return sum(record["nfe"] for record in records[method])
+
+    assert passes("spot") < passes("stale")
