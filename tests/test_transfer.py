@@ -7,13 +7,13 @@ from orchestrator.plan import backend, decode_spec, make_plan
 from workers.work import MethodTask, SampleTask
 from workers.worker import Worker
 
-PROMPTS = 6
+PROMPTS = 3
 
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, list[dict]]:
     """Records by method of the first prompts of arith, at T = 0 and budget 8."""
-    config, source = configs.load("transfer", ["budgets=[8]", f"limit={PROMPTS}", "drafters=[spot,stale]"])
+    config, source = configs.load("transfer", ["budgets=[8]", f"limit={PROMPTS}", "drafters=[spot,spot-edge]"])
     plan = make_plan(config, source, backend())
     model = plan.models["tiny-sdar-96"]
     worker = Worker(model)
@@ -34,11 +34,5 @@ def test_the_second_target_is_another_one():
 
 
 def test_the_first_targets_order_model_drafts_losslessly(records):
-    assert all(record["status"] == "ok" and record["identical"] for record in records["spot"])
-
-
-def test_the_first_targets_order_model_needs_fewer_passes_than_the_stale_order(records):
-    def passes(method: str) -> int:
-        return sum(record["nfe"] for record in records[method])
-
-    assert passes("spot") < passes("stale")
+    for record in records["spot"] + records["spot-edge"]:
+        assert record["status"] == "ok" and record["identical"] and record["nfe"] < record["control_nfe"] / 2
