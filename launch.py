@@ -24,10 +24,18 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator import config as configs
-from orchestrator.config import COMMAND_LINE, ROOT, Config, Source, shown
+from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import UserError
-from orchestrator.executors import Executor, InlineExecutor, RayExecutor, check_room, one_line, wanted_workers
+from orchestrator.executors import (
+    Executor,
+    InlineExecutor,
+    RayExecutor,
+    check_room,
+    one_line,
+    said_in_one_line,
+    wanted_workers,
+)
 from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
 from orchestrator.plan import (
     Backend,
@@ -45,7 +53,7 @@ from orchestrator.plan import (
 from orchestrator.progress import view
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
 from workers.store import open_store
-from workers.work import MethodTask, SampleTask, TraceTask
+from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
 
@@ -108,7 +116,7 @@ def resume(
 
 @app.command()
 def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
-    """Show what `run` would do: cells, samples, passes. Starts no Ray, needs no GPU, loads no model."""
+    """Show what `run` would do: cells, samples, passes. Starts no Ray, needs no GPU, loads no target."""
     config, source = configs.load(grid, overrides or [])
     found = make_plan(config, source, context.obj or backend())
     results = Ledger(config.folder).results()
@@ -349,10 +357,12 @@ def decode(
 
     cell = next((cell for cell in plan.grid.cells if not cell.is_control), plan.grid.cells[0])
     drafter = None if cell.is_control else plan.drafters[cell.drafter]
-    worker = Worker(plan.models[cell.model])
+    with said_in_one_line(f"model {cell.model} could not be loaded"):
+        worker = Worker(plan.models[cell.model])
     spec = decode_spec(config, cell.temperature, cell.seed)
     task = SampleTask("", plan.models[cell.model], "prompt", prompt, prompt, spec, None)
-    decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
+    with said_in_one_line(f"model {cell.model} could not decode this"):
+        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
     for line in narrate(worker, decoding) if passes else ():
         print(line)
     print(worker.text(decoding.tokens))
@@ -419,18 +429,20 @@ def train_drafter(
     """
     from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
-    sectioned = {text: "." in text.partition("=")[0] for text in overrides or []}  # task.gsm8k.path=FILE is the grid's
-    settings = configs.settings(OrderSettings(), [text for text, of_grid in sectioned.items() if not of_grid])
-    of_grid = [text for text, of_grid in sectioned.items() if of_grid]
-    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    settings, of_grid = _settings(OrderSettings(), overrides or [])
+    workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
     config, source, shards = _shards(workers, model, task, prompts, store, of_grid)
     if config.decode.commit_threshold is not None:
         raise source.error("decode.unmasking", "'threshold': the order model learns from 'single', a position a step")
+    _check_block(source, shards[0].model)
     _check_out(out)
     with _keeping(store):
         _make_shards(config, source, workers, shards)
         device, say = _training_device(config), partial(print, flush=True)
-        found = make_order_model(load_traces(shards), settings, out, made_of(shards), device, say)
+        try:
+            found = make_order_model(load_traces(shards), settings, out, made_of(shards), device, say)
+        except ValueError as error:
+            raise UserError(COMMAND_LINE, "prompts", str(error)) from None
         if traces is None:
             open_store(store).clear()
     for line in accuracy_tables(found):
@@ -453,7 +465,7 @@ def calibrate(
     from spot.drafters.spiffy import save_graph
     from spot.training.spiffy import calibrate as calibrated
 
-    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
     config, source, shards = _shards(workers, model, task, prompts, store, overrides or [])
     _check_out(out)
     with _keeping(store):
@@ -482,24 +494,27 @@ def calibrate_sets(
     """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold."""
     from spot.training.sets import SetsSettings, make_sets_model
 
-    sectioned = {text: "." in text.partition("=")[0] for text in overrides or []}
-    settings = configs.settings(SetsSettings(), [text for text, of_grid in sectioned.items() if not of_grid])
-    of_grid = [text for text, of_grid in sectioned.items() if of_grid]
-    workers, store = context.obj or backend(), traces or str(out.with_suffix(".traces"))
+    settings, of_grid = _settings(SetsSettings(), overrides or [])
+    workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
     _check_out(out)
     if not order.is_file():
         raise UserError(COMMAND_LINE, "order", f"no file {order}")
+    try:
+        workers.trained_rows(workers.resolve_drafter("spot", {"method": "spot", "checkpoint": str(order)}))
+    except ValueError as error:
+        raise UserError(COMMAND_LINE, "order", str(error).removeprefix("checkpoint: ")) from None
     found = {}
     with _keeping(store):
         for value in threshold or [0.9, 0.99]:
             rule = ["decode.unmasking=threshold", f"decode.threshold={value}"]
             config, source, shards = _shards(workers, model, task, prompts, store, [*of_grid, *rule])
+            _check_block(source, shards[0].model)
             _make_shards(config, source, workers, shards)
             found[value] = load_traces(shards)
         origin = made_of(shards) | {"step_rule": " and ".join(f"threshold {value:g}" for value in found)}
-        _training_device(config)
+        device, say = _training_device(config), partial(print, flush=True)
         try:
-            accuracy = make_sets_model(order, found, settings, out, origin, partial(print, flush=True))
+            accuracy = make_sets_model(order, found, settings, out, origin, device, say)
         except ValueError as error:
             raise UserError(COMMAND_LINE, "", str(error)) from None
         if traces is None:
@@ -530,10 +545,19 @@ def import_drafter(
     print(f"imported to {out}; use it with drafter.spot.checkpoint={out}")
 
 
+def _settings(defaults: Settings, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
+    """The training's settings, and what is left for the grid: keys with a section (task.gsm8k.path=FILE), and axes."""
+    of_grid = [text for text in overrides if "." in (key := text.partition("=")[0]) or key in AXES]
+    return configs.settings(defaults, [text for text in overrides if text not in of_grid]), of_grid
+
+
 def _shards(
     workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str]
 ) -> tuple[Config, Source, list[TraceTask]]:
     """The shards of the first `prompts` rows of a task, of its train split where it has splits; touches no store."""
+    for key in (text.partition("=")[0] for text in overrides):
+        if key in AXES:
+            raise UserError(COMMAND_LINE, key, "no axis here; traces are of one --model and one --task, at T = 0")
     chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]"]
     config, source = configs.load("quickstart", [*chosen, *overrides])
     asked = {"split": "train", "size": prompts}  # a generated data set is as large as it is asked to be
@@ -585,8 +609,19 @@ def _training_device(config: Config) -> str:
     return config.workers.device if torch.cuda.is_available() else "cpu"
 
 
+def _check_block(source: Source, model: ModelSpec) -> None:
+    """An order model has places for so many positions."""
+    from spot.order_model import LONGEST_BLOCK
+
+    if model.block_length > LONGEST_BLOCK:
+        wrong = f"{model.block_length}: an order model is for blocks of up to {LONGEST_BLOCK} positions"
+        raise source.error(f"model.{model.name}.block_length", wrong)
+
+
 def _check_out(out: Path) -> None:
-    """A checkpoint's folder is there before an hour is spent on what is to go in it."""
+    """A checkpoint's folder is there before an hour is spent on what is to go in it, and is no folder itself."""
+    if out.is_dir():
+        raise UserError(COMMAND_LINE, "out", f"{out}: a folder; the name of a file expected")
     if not out.parent.is_dir():
         raise UserError(COMMAND_LINE, "out", f"{out}: no folder {out.parent}")
 

@@ -25,6 +25,7 @@ from orchestrator import config as configs
 from orchestrator import results
 from orchestrator.config import COMMAND_LINE, Config, Source
 from orchestrator.errors import UserError
+from orchestrator.executors import said_in_one_line
 from orchestrator.grid import CONTROL, DataSet, Grid, Group, expand
 from orchestrator.ledger import Ledger, Record, Sample, read_sweep
 from orchestrator.plan import Plan, make_sweep
@@ -172,7 +173,8 @@ def analyze(subject: Subject, plan: Plan, lengths: Sequence[int], track: Track) 
             watched = [group for group in plan.grid.rows if group.model == model.name]
             if not (todo or watched):
                 continue
-            worker = Worker(model)
+            with said_in_one_line(f"model {model.name} could not be loaded"):
+                worker = Worker(model)
             for group in watched:
                 shares += _accuracy(worker, plan, group, track)
             for task in track(todo, f"decoding · {model.name}"):

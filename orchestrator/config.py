@@ -175,7 +175,10 @@ def relocated(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
-    """A flat settings dataclass with `key=value` overrides, checked like a grid's."""
+    """A flat settings dataclass with `key=value` overrides, checked like a grid's.
+
+    A ValueError of the dataclass's own, `key: what is wrong`, is a UserError too.
+    """
     merged = OmegaConf.structured(defaults)
     for text in overrides:
         merged = _override(merged, text)
@@ -183,6 +186,9 @@ def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
         return cast(Settings, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _explain(error, merged, "", COMMAND_LINE) from None
+    except ValueError as error:
+        key, _, wrong = str(error).partition(": ")
+        raise UserError(COMMAND_LINE, key, wrong) from None
 
 
 def find_grid(grid: str) -> Path | None:

@@ -10,7 +10,8 @@ import os
 import re
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -75,6 +76,15 @@ class Executor(Protocol):
 def one_line(error: BaseException) -> str:
     """`ValueError: what it said`, on one line of at most 300 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+@contextmanager
+def said_in_one_line(what: str) -> Iterator[None]:
+    """Whatever a model or a method raises in this process, as a UserError: `what`, and `one_line` of it."""
+    try:
+        yield
+    except Exception as error:  # the border
+        raise UserError("", what, one_line(error)) from None
 
 
 # ---- in this process

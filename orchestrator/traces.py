@@ -71,11 +71,19 @@ def make_shards(
 
 
 def load_traces(tasks: Sequence[TraceTask]) -> list["Trace"]:
-    """The traces of shards that are made, prompt by prompt in the order of `tasks`."""
+    """The traces of shards that are made, prompt by prompt in the order of `tasks`.
+
+    Raises UserError for a shard that is damaged.
+    """
     from spot.training.traces import unpack  # which brings torch along
 
-    store = open_store(tasks[0].store)
-    return [trace for task in tasks for trace in unpack(store.get(task.shard))]
+    store, found = open_store(tasks[0].store), []
+    for task in tasks:
+        try:
+            found += unpack(store.get(task.shard))
+        except ValueError:
+            raise UserError(task.store, "", f"shard {task.shard} is damaged; delete it") from None
+    return found
 
 
 def made_of(tasks: Sequence[TraceTask]) -> dict[str, Any]:

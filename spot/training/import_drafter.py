@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from spot.order_model import OrderModel, save_order_model
+from spot.order_model import OrderModel, provenance, save_order_model
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -27,16 +28,19 @@ def import_order_model(path: Path, out: Path, names: Mapping[str, Any]) -> None:
     """Write the order model in `path` to `out`; `names` maps their tensors' names to ours where these differ.
 
     Only tensors and plain values are unpickled. The header of `out` has the source's sha256 and the plain values it
-    carried. Raises ValueError, in one line that names every tensor without a place, and OSError.
+    carried, those of one of our own files being its header; where these name the rows it was `trained_on`, so does
+    `out`. Raises ValueError, in one line that names every tensor without a place, and OSError.
     """
     tensors, carried = _unwrapped(_load(path))
+    carried |= _header(path)
     model = OrderModel()
     weights = _renamed(tensors, names)
     _check(weights, model.state_dict())
     model.load_state_dict({ours: tensor for ours, (_, tensor) in weights.items()})
     sha = hashlib.sha256(path.read_bytes()).hexdigest()
     partial = out.with_name(f"{out.name}.partial")
-    save_order_model(model, partial, {"imported_from": path.name, "sha256": sha, "carried": carried})
+    trained = {"trained_on": rows} if isinstance(rows := carried.get("trained_on"), dict) else {}
+    save_order_model(model, partial, {"imported_from": path.name, "sha256": sha, "carried": carried, **trained})
     partial.replace(out)
 
 
@@ -49,6 +53,14 @@ def _load(path: Path) -> Any:
     except Exception as error:  # a foreign file makes torch raise whatever its bytes lead to
         said = str(error).split(". ")[0].split("\n")[0]
         raise ValueError(f"not a file of tensors and plain values, and nothing else is unpickled ({said})") from None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What one of our own files says of its origin; nothing where it is none."""
+    try:
+        return dict(provenance(path))
+    except (SafetensorError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _unwrapped(loaded: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spot.options import check_training
 from spot.order_model import OrderModel, save_order_model
 from spot.training.traces import Trace
 
@@ -28,13 +29,16 @@ FRESH = 0.08  # the share of questions asked of a table that nothing was committ
 
 @dataclass(frozen=True)
 class OrderSettings:
-    """What decides the trained weights, beside the traces."""
+    """What decides the trained weights, beside the traces; ValueError, `key: what is wrong`, for what cannot."""
 
     steps: int = 4000
     batch_size: int = 192
     rate: float = 2e-3
     warmup: int = 100
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_training(self)
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,13 @@ def make_order_model(
 ) -> "Accuracy":
     """Train on nine tenths of the prompts, calibrate and measure on the others, and write the checkpoint `out`.
 
-    Its header has `made_of`, the settings and the held-out accuracy, which is returned.
+    Its header has `made_of`, the settings and the held-out accuracy, which is returned. Raises ValueError where no
+    block took two steps, which leaves no questions.
     """
     held_out, training = hold_out(traces)
+    for part in (training, held_out):
+        if all(trace.steps < 2 for trace in part):
+            raise ValueError(f"all {len(part)} blocks to learn from, or held out, are filled in one step")
     report(f"{len(training)} blocks to train on, {len(held_out)} held out")
     model = train_order_model(training, settings, report, device)
     calibrate(model, held_out)

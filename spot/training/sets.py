@@ -5,7 +5,7 @@ python launch.py calibrate-sets --model tiny-sdar-96 --threshold 0.9 --threshold
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spot.options import check_training
 from spot.order_model import OrderModel, load_order_model, provenance
 from spot.sets_model import SetsModel, save_sets_model
 from spot.training.order import hold_out
@@ -24,10 +25,15 @@ DEPTH_DECAY = 0.6
 
 @dataclass(frozen=True)
 class SetsSettings:
+    """What decides the trained head, beside the traces; ValueError, `key: what is wrong`, for what cannot."""
+
     steps: int = 600
     batch_size: int = 192
     rate: float = 3e-3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_training(self)
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,9 @@ class Questions:
         masks = (self.table_masked, self.root_masked, self.masked)
         return model(self.log_probs, self.log_probs[..., 0], *masks, self.threshold)[1]
 
+    def to(self, device: torch.device | str) -> "Questions":
+        return replace(self, **{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
+
     def loss(self, model: SetsModel) -> Tensor:
         """Cross-entropy a masked position, nats."""
         logits = self.logits(model)[self.masked]
@@ -56,9 +65,8 @@ class SetsTraces:
 
     def __init__(self, traces: list[Trace], threshold: float) -> None:
         if all(trace.steps < 2 for trace in traces):
-            raise ValueError(
-                f"threshold: at {threshold:g} every block is filled in one step; there is nothing to draft"
-            )
+            which = f"all {len(traces)} blocks to learn from, or held out,"
+            raise ValueError(f"threshold: at {threshold:g} {which} are filled in one step")
         self.threshold = threshold
         self.tables = torch.cat([trace.log_probs for trace in traces])
         self.masks = torch.cat([trace.masked for trace in traces])
@@ -97,17 +105,18 @@ def make_sets_model(
     settings: SetsSettings,
     out: Path,
     made_of: dict[str, Any],
+    device: str = "cpu",
     report: Callable[[str], None] = print,
 ) -> "SetAccuracy":
     """Calibrate a head for the order model in the file `order` on traces by threshold, and write the checkpoint `out`.
 
     A tenth of the prompts is held out to measure on; its accuracy by threshold is returned, and kept in the header.
-    Raises ValueError for a threshold at which nothing is left to draft.
+    Raises ValueError for a threshold at which no block took two steps.
     """
     split = {threshold: hold_out(found) for threshold, found in traces.items()}
     training = [SetsTraces(train, threshold) for threshold, (_, train) in split.items()]
-    model = calibrate_sets(load_order_model(order), training, settings, report)
     held_out = [SetsTraces(held, threshold) for threshold, (held, _) in split.items()]
+    model = calibrate_sets(load_order_model(order), training, settings, report, device)
     found = {f"{part.threshold:g}": set_accuracy(model, part) for part in held_out}
     once = provenance(order)
     rows = {task: [*once.get("trained_on", {}).get(task, []), *ids] for task, ids in made_of["trained_on"].items()}
@@ -117,23 +126,32 @@ def make_sets_model(
         "trained_on": trained_on,
         "order_model": {k: once.get(k) for k in ("model", "revision", "prompts")},
     }
-    save_sets_model(model, out, {**made, "settings": asdict(settings), "held_out_accuracy": found})
+    partial = out.with_name(f"{out.name}.partial")
+    save_sets_model(model.cpu(), partial, {**made, "settings": asdict(settings), "held_out_accuracy": found})
+    partial.replace(out)
     return found
 
 
 def calibrate_sets(
-    order: OrderModel, traces: list[SetsTraces], settings: SetsSettings, report: Callable[[str], None] = print
+    order: OrderModel,
+    traces: list[SetsTraces],
+    settings: SetsSettings,
+    report: Callable[[str], None] = print,
+    device: str = "cpu",
 ) -> SetsModel:
-    """A head for `order`, which stays as it is, fitted to `traces` of one or several thresholds. Deterministic."""
+    """A head for `order`, which stays as it is, fitted to `traces` of one or several thresholds.
+
+    Deterministic in order model, traces and settings on one machine.
+    """
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    model = SetsModel(order.requires_grad_(False))
+    model = SetsModel(order.requires_grad_(False)).to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.rate, weight_decay=0.01)
     running = None
     for step in range(settings.steps):
         optimizer.param_groups[0]["lr"] = settings.rate * 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-        loss = traces[step % len(traces)].sample(settings.batch_size, generator).loss(model)
+        loss = traces[step % len(traces)].sample(settings.batch_size, generator).to(device).loss(model)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -151,7 +169,7 @@ def set_accuracy(model: SetsModel, held_out: SetsTraces) -> dict[str, list[float
     """By number of hypothetical steps: how often those likelier to pass than not are those that do; None for none."""
     result: dict[str, list[float | None]] = {"sets_model": [], "stale_confidence": []}
     for depth in range(DEEPEST):
-        asked = held_out.every(depth)
+        asked = held_out.every(depth).to(model.order.temperature.device)
         stale = (asked.log_probs[..., 0] > math.log(held_out.threshold)) & asked.masked
         for name, guess in (("sets_model", asked.logits(model) > 0), ("stale_confidence", stale)):
             right = (guess == asked.passes).all(-1)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -67,12 +68,15 @@ def pack(traces: list[Trace]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Trace]:
-    """The traces that `pack` was given."""
-    shard = load(data)
-    steps = shard["steps"].tolist()
-    parts = (
-        shard["log_probs"].split(steps),
-        shard["indices"].split(steps),
-        shard["masked"].split([s + 1 for s in steps]),
-    )
-    return [Trace(*part) for part in zip(*parts, shard["tokens"], shard["blocks"].tolist(), strict=True)]
+    """The traces that `pack` was given. Raises ValueError for other bytes."""
+    try:
+        shard = load(data)
+        steps = shard["steps"].tolist()
+        parts = (
+            shard["log_probs"].split(steps),
+            shard["indices"].split(steps),
+            shard["masked"].split([s + 1 for s in steps]),
+        )
+        return [Trace(*part) for part in zip(*parts, shard["tokens"], shard["blocks"].tolist(), strict=True)]
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"no shard of traces ({error})") from None

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import launch
 from orchestrator.ledger import Ledger, read_sweep
-from tests.orchestrator.fakes import Fakes, FakeTask
+from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
 
 print_results = launch._print_results
 INLINE = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", "temperatures=[0]")
@@ -356,3 +356,52 @@ def test_decode_takes_the_first_value_of_every_axis(overrides, chosen, monkeypat
     monkeypatch.setattr("workers.single.summary", lambda decoding: "")
     assert run("decode", "--no-passes", "How many?", *overrides) == 0
     assert taken == [chosen]
+
+
+class Unloadable:
+    def __init__(self, model):
+        raise OSError("no\ntokenizer")
+
+
+class Undecoding:
+    def __init__(self, model):
+        pass
+
+    def decode(self, task, method):
+        raise RuntimeError("out of\nmemory")
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (Unloadable, "model tiny-sdar could not be loaded: OSError: no tokenizer"),
+        (Undecoding, "model tiny-sdar could not decode this: RuntimeError: out of memory"),
+    ],
+)
+def test_a_prompt_that_cannot_be_decoded_is_one_line(worker, said, monkeypatch, capsys):
+    monkeypatch.setattr("launch.backend", Fakes().backend)
+    monkeypatch.setattr("workers.worker.Worker", worker)
+    assert run("decode", "How many?") == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_model_that_cannot_be_loaded_ends_an_analysis_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("workers.worker.Worker", Unloadable)
+    assert run("analyze", "--model", "tiny-sdar", "--task", "arith") == 2
+    assert capsys.readouterr().err == "error: model tiny-sdar could not be loaded: OSError: no tokenizer\n"
+
+
+def test_a_block_longer_than_a_drafters_model_is_refused(monkeypatch, capsys):
+    backend = Fakes.backend
+    limited = {"spot": 64}
+
+    def resolve(name, options):
+        return replace(resolve_drafter(name, options), longest_block=limited.get(name))
+
+    monkeypatch.setattr(Fakes, "backend", lambda fakes: replace(backend(fakes), resolve_drafter=resolve))
+    long = "model.tiny-sdar.block_length=65"
+    assert run("plan", "quickstart", long) == 2
+    said = "model.tiny-sdar.block_length: 65: spot drafts for blocks of up to 64 positions"
+    assert capsys.readouterr().err == f"error: command line: {said}\n"
+    assert run("plan", "quickstart", long, "drafters=[stale]") == 0
+    assert run("plan", "quickstart", long.replace("65", "64")) == 0

@@ -8,13 +8,14 @@ from functools import partial
 import boto3
 import pytest
 from moto import mock_aws
+from safetensors.torch import save_file
 
 import launch
 from orchestrator.config import Workers
 from orchestrator.errors import UserError
 from orchestrator.executors import InlineExecutor, RayExecutor
 from orchestrator.traces import SHARD, load_traces, made_of, make_shards, trace_tasks
-from spot.order_model import provenance
+from spot.order_model import OrderModel, provenance
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
 from workers.store import open_store
@@ -148,11 +149,11 @@ def test_other_rows_other_tasks_and_drafters_that_are_not_used_are_no_matter():
 
 
 def test_a_checkpoint_of_another_making_is_one_line(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(b"nothing of the kind")
-    (tmp_path / "b.json").write_text("[1, 2]")
-    for name in ("a.safetensors", "b.json"):
-        with pytest.raises(ValueError, match=f"^checkpoint: .*{name} was not made by"):
-            trained_rows(resolve_drafter("spot", {"checkpoint": str(tmp_path / name)}))
+    save_file(OrderModel().state_dict(), tmp_path / "a.safetensors")
+    (tmp_path / "b.json").write_text('{"formulas": [{"fills": [[0, 0, 0]], "count": 1}], "trained_on": [1, 2]}')
+    for method, name, verb in (("spot", "a.safetensors", "train-drafter"), ("spiffy", "b.json", "calibrate")):
+        with pytest.raises(ValueError, match=f"^checkpoint: .*{name} was not made by `launch.py {verb}`"):
+            trained_rows(resolve_drafter(method, {"checkpoint": str(tmp_path / name)}))
     assert trained_rows(resolve_drafter("stale", {})) == {}
 
 
@@ -225,6 +226,8 @@ def test_ctrl_c_is_one_line_and_keeps_what_was_made(tmp_path, monkeypatch, capsy
     assert [path.name for path in tmp_path.iterdir()] == ["mine.safetensors"]
 
 
+TINY = ("--model", "tiny-sdar")
+ORDER = ("--order", str(launch.ROOT / "assets/tiny-spot.safetensors"))
 MISTAKES = [
     (["train-drafter", "--out", "no/mine.safetensors"], "command line: out: no/mine.safetensors: no folder no"),
     (["train-drafter", "--prompts", "12", "decode.unmasking=threshold"], "command line: decode.unmasking: 'threshold'"),
@@ -233,6 +236,26 @@ MISTAKES = [
     (["collect-traces", "--to", "file", "--prompts", "2"], "file: Not a directory"),
     (["calibrate", "--model", "nope"], "command line: models: no such model: 'nope'"),
     (["import-drafter", "nowhere.pt", "--out", "x"], "no file nowhere.pt"),
+    (["train-drafter", "--out", "."], "command line: out: .: a folder; the name of a file expected"),
+    (["train-drafter", "--out", "x", "steps=0"], "command line: steps: 0; 1 or more expected"),
+    (["train-drafter", "--out", "x", "batch_size=0"], "command line: batch_size: 0; 1 or more expected"),
+    (["train-drafter", "--out", "x", "warmup=0"], "command line: warmup: 0; 1 or more expected"),
+    (["train-drafter", "--out", "x", "rate=nan"], "command line: rate: nan; more than 0 expected"),
+    (["train-drafter", "--out", "x", "seed=-1"], "command line: seed: -1; from 0 to 2**63 - 1 expected"),
+    (["train-drafter", "--out", "x", "models=[tiny-sdar]"], "command line: models: no axis here; traces are of one"),
+    (["collect-traces", "--to", "x", "tasks=[gsm8k]"], "command line: tasks: no axis here"),
+    (["calibrate", "--out", "x", "temperatures=[1]"], "command line: temperatures: no axis here"),
+    (
+        ["train-drafter", "--out", "x", "model.tiny-sdar.block_length=65"],
+        "command line: model.tiny-sdar.block_length: 65: an order model is for blocks of up to 64 positions",
+    ),
+    (["calibrate-sets", *TINY, "--out", "x", "rate=0"], "command line: rate: 0.0; more than 0 expected"),
+    (["calibrate-sets", *TINY, "--out", "x", "--order", "file"], "command line: order: file is no checkpoint for spot"),
+    (["calibrate-sets", *TINY, "--out", "x", "seeds=[1]", *ORDER], "command line: seeds: no axis here"),
+    (
+        ["calibrate-sets", *TINY, "--out", "x", "model.tiny-sdar.block_length=65", *ORDER],
+        "command line: model.tiny-sdar.block_length: 65: an order model is for",
+    ),
 ]
 
 
@@ -244,6 +267,28 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, message, tmp
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and message in said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("standing_elsewhere")
+def test_a_damaged_shard_and_blocks_of_one_position_are_one_line(tmp_path, capsys):
+    one = ("--prompts", "10", "--out", "x", "--traces", "traces", *SHORT, "model.tiny-sdar.block_length=1")
+    assert command("train-drafter", *one) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: command line: prompts: all ") and said.endswith("are filled in one step\n")
+    (shard,) = (tmp_path / "traces").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-9])
+    assert command("train-drafter", *one) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/traces: shard {shard.name} is damaged; delete it\n"
+
+
+@pytest.mark.usefixtures("standing_elsewhere")
+def test_sets_are_calibrated_on_an_order_model_and_refused_the_rows_of_both(tmp_path):
+    asked = ("--model", "tiny-sdar", "--prompts", "10", "--out", "sets", "--threshold", "0.99999", *ORDER)
+    assert command("calibrate-sets", *asked, "steps=1", *SHORT, "decode.gen_length=64") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["sets"]
+    rows = provenance(tmp_path / "sets")["trained_on"]["arith"]
+    assert {f"train-{i}" for i in range(10)} <= set(rows)
+    assert resolve_drafter("spot-sets", {"checkpoint": "sets"}).longest_block == 64
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from spot.order_model import OrderModel, load_order_model, provenance
+from spot.order_model import OrderModel, load_order_model, provenance, save_order_model
 from spot.training.import_drafter import import_order_model
 
 
@@ -79,3 +79,16 @@ def test_nothing_but_tensors_is_unpickled(tmp_path, monkeypatch):
 def test_a_file_without_tensors_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="no tensors by name in it"):
         imported(tmp_path, {"epoch": 3})
+
+
+def test_the_rows_that_trained_it_are_kept(weights, tmp_path):
+    rows, out = {"arith": ["train-0"]}, tmp_path / "ours.safetensors"
+    imported(tmp_path, {"state_dict": weights, "trained_on": rows})
+    assert provenance(out)["trained_on"] == rows
+    model = OrderModel()
+    model.load_state_dict(weights)
+    save_order_model(model, tmp_path / "mine.safetensors", {"trained_on": rows, "prompts": 1})
+    import_order_model(tmp_path / "mine.safetensors", out, {})
+    assert provenance(out)["trained_on"] == rows and provenance(out)["carried"]["prompts"] == 1
+    imported(tmp_path, {"state_dict": weights, "trained_on": "the web"})
+    assert "trained_on" not in provenance(out)
