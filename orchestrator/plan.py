@@ -2,7 +2,8 @@
 
     python launch.py plan quickstart
 
-Needs no Ray and no GPU: targets and drafters are identified by their files, never loaded. design.md §5.
+Needs no Ray and no GPU: targets are identified by their files, drafters read once to see that they can be.
+design.md §5.
 """
 
 import math
@@ -173,7 +174,7 @@ def decode_spec(config: Config, temperature: float, seed: int) -> DecodeSpec:
 
 
 def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
-    """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no weights."""
+    """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no target."""
     models = {name: _found(source, "model", workers.resolve_model, name, config) for name in config.models}
     models = {
         name: replace(spec, device=config.workers.device, threads=config.workers.threads)
@@ -186,8 +187,18 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
             raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
     plan = Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
+    _refuse_long_blocks(plan, source)
     _refuse_trained_rows(plan, source, workers)
     return plan
+
+
+def _refuse_long_blocks(plan: Plan, source: Source) -> None:
+    """No drafter meets a block that is longer than its model."""
+    for cell in plan.grid.cells:
+        longest = None if cell.is_control else plan.drafters[cell.drafter].longest_block
+        if longest is not None and cell.block_length > longest:
+            wrong = f"{cell.block_length}: {cell.drafter} drafts for blocks of up to {longest} positions"
+            raise source.error(f"model.{cell.model}.block_length", wrong)
 
 
 def _refuse_trained_rows(plan: Plan, source: Source, workers: Backend) -> None:

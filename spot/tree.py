@@ -25,7 +25,7 @@ class Draft:
         return math.exp(self.log_mass)
 
 
-Enough = Callable[[list[Draft], Draft], bool]
+Enough = Callable[[Draft], bool]
 Choose = Callable[[list[float]], int]
 
 
@@ -46,8 +46,8 @@ def grow(
     """The `budget` states of largest prefix mass below `root`, best first; fewer where there are no more.
 
     A state's mass is that of the likeliest order of commits that leads to it, so it never exceeds its parent's and the
-    first time a state is taken is the best. Growth ends early where `enough` says that the next draft, after those so
-    far, is not worth it; `choose` may lower the budget once the root's children are known. Full states are not drafted,
+    first time a state is taken is the best. Growth ends early where `enough` says that the next draft is not worth
+    it; `choose` may lower the budget once the root's children are known. Full states are not drafted,
     unless `settle` gives the state that follows one (the full block and the next, masked; None for none). Up to
     `frontier` states of one block are expanded together, ahead of their turn; that changes the calls, never the tree.
     """
@@ -66,7 +66,7 @@ def grow(
         if state in drafts:
             continue
         draft = Draft(state, -cost)
-        if drafts and enough and enough(list(drafts.values())[1:], draft):
+        if drafts and enough and enough(draft):
             break
         drafts[state] = draft
         if len(drafts) > budget or state.count(mask_id) < least:

@@ -27,7 +27,8 @@ class ModelSpec:
 class DrafterSpec:
     """A drafter as a worker builds it. `checkpoint` is a path or None, `sha` its content's sha256.
 
-    `pad_pieces` is how many drafts a pass is padded to: 0 for none, -1 for the budget.
+    `pad_pieces` is how many drafts a pass is padded to: 0 for none, -1 for the budget. `longest_block` is how many
+    positions of a block it can draft, None for any.
     """
 
     name: str
@@ -36,6 +37,7 @@ class DrafterSpec:
     sha: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     pad_pieces: int = 0
+    longest_block: int | None = None
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ class Worker:
         self.target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._drafters: dict[DrafterSpec, Drafter] = {}
-        self._costs: dict[tuple[DrafterSpec | None, int], PassCost] = {}
-        self._warm: set[tuple[DrafterSpec | None, int]] = set()
+        self._costs: dict[_Asked, PassCost] = {}
+        self._warm: set[_Asked] = set()
 
     def run(self, task: Work) -> list[dict[str, Any]]:
         """The records of `task`: decode records, or the one of a shard of traces."""
@@ -101,9 +101,10 @@ class Worker:
     def _attempt(self, task: SampleTask, method: MethodTask, control: Decoding | None) -> "_Outcome":
         started = time.time()
         try:
-            if (method.drafter, method.budget) not in self._warm and not _is_oracle(method):
+            asked = _asked(task, method)
+            if asked not in self._warm and not _is_oracle(method):
                 self.decode(task, method, gen_length=self.target.config.block_length)
-                self._warm.add((method.drafter, method.budget))
+                self._warm.add(asked)
                 started = time.time()
             reset_peak(self._model.device)
             decoding = self.decode(task, method, control=control)
@@ -128,13 +129,16 @@ class Worker:
         return drafter
 
     def pass_cost(self, task: SampleTask, method: MethodTask, drafter: SpotAuto) -> PassCost:
-        """The seconds of a pass by number of drafts, up to the method's budget; measured once, on `task`'s prompt."""
-        if (method.drafter, method.budget) not in self._costs:
-            settings, prompt = _settings(task.decode, method.drafter), self.prompt_ids(task.prompt)
+        """The seconds of a pass by number of drafts, up to the method's budget.
+
+        Measured once for what is asked of a decoding, on `task`'s prompt.
+        """
+        asked = _asked(task, method)
+        if asked not in self._costs:
+            settings, prompt = asked[2], self.prompt_ids(task.prompt)
             budgets = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < method.budget] + [method.budget]
-            cost = measure_pass_cost(self.target, prompt, settings, drafter.spot, budgets)
-            self._costs[method.drafter, method.budget] = cost
-        return self._costs[method.drafter, method.budget]
+            self._costs[asked] = measure_pass_cost(self.target, prompt, settings, drafter.spot, budgets)
+        return self._costs[asked]
 
     def _record(self, task: SampleTask, method: MethodTask, outcome: "_Outcome", control: "_Outcome") -> dict[str, Any]:
         record = {
@@ -205,6 +209,14 @@ def _settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
     )
 
 
+_Asked = tuple[DrafterSpec | None, int, Settings]
+"""What decides how long a pass takes: the drafter, its budget, and how it is decoded."""
+
+
+def _asked(task: SampleTask, method: MethodTask) -> _Asked:
+    return method.drafter, method.budget, _settings(task.decode, method.drafter)
+
+
 def _is_oracle(method: MethodTask) -> bool:
     return method.drafter is not None and method.drafter.method == "oracle"
 
@@ -236,7 +248,7 @@ def text_sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# ---- what a configuration means, without loading weights
+# ---- what a configuration means, without loading a target
 
 
 def locate(path: str) -> str:
@@ -258,20 +270,30 @@ def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
 
 
 def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
-    """The spec of a configs/drafter/ entry with its checkpoint's hash; raises ValueError, in one line."""
+    """The spec of a configs/drafter/ entry with its checkpoint's hash.
+
+    Builds it once, on the CPU: what is wrong with the checkpoint or a value is a ValueError, in one line, here.
+    """
     options = dict(options)
     method, checkpoint = options.pop("method", name), options.pop("checkpoint", None)
     pad_pieces = options.pop("pad_pieces", 0)
     if type(pad_pieces) is not int or pad_pieces < -1:
         raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
-    sha = None
-    if checkpoint:
-        file = Path(locate(checkpoint))
+    file, sha = Path(locate(checkpoint)) if checkpoint else None, None
+    if file is not None:
         if not file.is_file():
             raise ValueError(f"checkpoint: no file {checkpoint}")
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces)
+    try:
+        drafters.load(method, file, "cpu", **options)
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, ValueError) and str(error).partition(": ")[0] in options:
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"checkpoint: {checkpoint} is no checkpoint for {method} ({reason})") from None
+    longest = drafters.longest_block(method)
+    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
 
 
 def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
@@ -286,7 +308,7 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
         made_of = json.loads(file.read_text()) if file.suffix == ".json" else provenance(file)
         return {task: frozenset(rows) for task, rows in made_of.get("trained_on", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError):
-        made_by = "`launch.py train-drafter`, `calibrate` or `import-drafter`"
+        made_by = drafters.made_by(spec.method)
         raise ValueError(f"checkpoint: {spec.checkpoint} was not made by {made_by}") from None
 
 

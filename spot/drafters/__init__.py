@@ -16,17 +16,31 @@ def methods() -> list[str]:
 
 
 def load(method: str, checkpoint: Path | None, device: str, **options: Any) -> Drafter:
-    """The drafter of `method`; `check` says what it would refuse."""
-    return import_module(f"spot.drafters.{method.replace('-', '_')}").load(checkpoint, device, **options)
+    """The drafter of `method`. What is wrong with the checkpoint, or a value, is whatever reading it raises."""
+    return _module(method).load(checkpoint, device, **options)
+
+
+def made_by(method: str) -> str:
+    """The commands that make its checkpoint, in words."""
+    return _module(method).MADE_BY or "this project"
+
+
+def longest_block(method: str) -> int | None:
+    """How many positions of a block its model knows; None where that is no matter."""
+    return getattr(_module(method), "LONGEST", None)
 
 
 def check(method: str, checkpoint: str | None, options: dict[str, Any]) -> None:
     """Raise ValueError on an unknown method, a wrong option or no checkpoint, without loading anything."""
     if method not in methods():
         raise ValueError(f"method: no drafter {method!r}; there are {', '.join(methods())}")
-    module = import_module(f"spot.drafters.{method.replace('-', '_')}")
+    module = _module(method)
     check_options(method, module.load, options, given=("checkpoint", "device"))
     if not isinstance(checkpoint, str | None):
         raise ValueError(f"checkpoint: {checkpoint!r} is the wrong type; a file's path expected")
-    if module.NEEDS_CHECKPOINT and checkpoint is None:
-        raise ValueError(f"checkpoint: {method} needs one, made by `python launch.py train-drafter`")
+    if module.MADE_BY and checkpoint is None:
+        raise ValueError(f"checkpoint: {method} needs one, made by {module.MADE_BY}")
+
+
+def _module(method: str) -> Any:
+    return import_module(f"spot.drafters.{method.replace('-', '_')}")

@@ -15,7 +15,7 @@ from spot.drafters.protocol import Context
 from spot.drafters.stale import Stale
 from spot.tree import State, commit
 
-NEEDS_CHECKPOINT = False
+MADE_BY = None
 
 
 def load(checkpoint: Path | None, device: str, fill: bool = True) -> "BlockSpec":

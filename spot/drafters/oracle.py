@@ -14,16 +14,18 @@ from spot.decoder import Commit, Decoding
 from spot.drafters.growth import Branches, branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
+from spot.options import check_share
 from spot.tree import State, commit
 
-NEEDS_CHECKPOINT = False
+MADE_BY = None
 KNOWS = ("positions", "tokens", "both")
 
 
 def load(checkpoint: Path | None, device: str, knows: str = "both", tokgate: float = 0.6) -> "Oracle":
-    """Raises ValueError where `knows` is none of KNOWS."""
+    """Raises ValueError where `knows` is none of KNOWS, or `tokgate` no share."""
     if knows not in KNOWS:
         raise ValueError(f"knows: {knows!r}; one of {', '.join(KNOWS)} expected")
+    check_share("tokgate", tokgate)
     return Oracle(knows, tokgate)
 
 

@@ -19,7 +19,7 @@ from spot.drafters.protocol import Context
 from spot.drafters.tokens import coupled_scores
 from spot.tree import State
 
-NEEDS_CHECKPOINT = True
+MADE_BY = "`launch.py calibrate`"
 TOKEN_RANKS = 3  # a formula's j is under this
 
 Fill = tuple[int, int, int]
@@ -48,9 +48,21 @@ class Formula:
 
 
 def load(checkpoint: Path, device: str, prune_from: int = 0) -> "Spiffy":
+    """Raises ValueError for a file that is no graph, or has a formula that no table can fill."""
     graph = json.loads(checkpoint.read_text())
-    formulas = (Formula(tuple(map(tuple, f["fills"])), f["count"]) for f in graph["formulas"])
-    return Spiffy(tuple(formulas), prune_from)
+    formulas = tuple(Formula(tuple(map(tuple, f["fills"])), f["count"]) for f in graph["formulas"])
+    if not formulas:
+        raise ValueError("no formulas in it")
+    for formula in formulas:
+        if not _is_sound(formula.fills):
+            raise ValueError(f"no formula: {list(map(list, formula.fills))}")
+    return Spiffy(formulas, prune_from)
+
+
+def _is_sound(fills: tuple[Fill, ...]) -> bool:
+    """Whether there are fills, of three ranks each from 0, each of a position of its own."""
+    ranks = all(len(fill) == 3 and all(type(n) is int and n >= 0 for n in fill) for fill in fills)
+    return ranks and all(j < TOKEN_RANKS for _, j, _ in fills) and len({i for i, _, _ in fills}) == len(fills) > 0
 
 
 def save_graph(formulas: list[Formula], path: Path, provenance: dict) -> None:

@@ -9,15 +9,20 @@ import torch
 from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import token_candidates
-from spot.order_model import OrderModel, load_order_model
+from spot.options import check_share
+from spot.order_model import LONGEST_BLOCK, OrderModel, load_order_model
 from spot.tree import Choose, Draft, Enough, State
 
-NEEDS_CHECKPOINT = True
+MADE_BY = "`launch.py train-drafter` or `import-drafter`"
+LONGEST = LONGEST_BLOCK
 
 
 def load(
     checkpoint: Path, device: str, tokgate: float = 0.6, gamma: float = 0.0, chain: bool = False, edge: bool = False
 ) -> "Spot":
+    """Raises ValueError for a share that is none."""
+    check_share("tokgate", tokgate)
+    check_share("gamma", gamma)
     return Spot(load_order_model(checkpoint, device), tokgate, gamma, chain, edge)
 
 
@@ -52,5 +57,5 @@ class Spot:
         width = 1 if self.chain else None
         return grow_tree(context, budget, propose, width=width, edge=self.edge, enough=enough, choose=choose)
 
-    def _under_gamma(self, drafts: list[Draft], draft: Draft) -> bool:
+    def _under_gamma(self, draft: Draft) -> bool:
         return draft.log_mass < math.log(self.gamma)

@@ -14,10 +14,12 @@ from pathlib import Path
 from spot.drafters.protocol import Context
 from spot.drafters.spot import Spot
 from spot.drafters.spot import load as load_spot
+from spot.order_model import LONGEST_BLOCK
 from spot.pass_cost import PassCost
 from spot.tree import State
 
-NEEDS_CHECKPOINT = True
+MADE_BY = "`launch.py train-drafter` or `import-drafter`"
+LONGEST = LONGEST_BLOCK
 WIDEST = 8  # children of a state that its prefix mass is forecast from
 
 

@@ -16,10 +16,12 @@ from spot.commit import surprise
 from spot.drafters.growth import Branches, branches
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import coupled_scores
+from spot.order_model import LONGEST_BLOCK
 from spot.sets_model import SetsModel, load_sets_model
 from spot.tree import State, grow
 
-NEEDS_CHECKPOINT = True
+MADE_BY = "`launch.py calibrate-sets`"
+LONGEST = LONGEST_BLOCK
 UNSURE = 8  # the positions nearest to even odds are the ones that sets differ in
 
 

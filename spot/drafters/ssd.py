@@ -11,7 +11,7 @@ from spot.drafters.protocol import Context
 from spot.drafters.stale import Stale
 from spot.tree import State
 
-NEEDS_CHECKPOINT = False
+MADE_BY = None
 
 
 def load(checkpoint: Path | None, device: str) -> "Ssd":

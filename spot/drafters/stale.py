@@ -10,14 +10,17 @@ from spot.commit import surprise
 from spot.drafters.growth import Branches, grow_tree
 from spot.drafters.protocol import Context
 from spot.drafters.tokens import coupled_scores, gated
+from spot.options import check_share
 from spot.tree import State
 
-NEEDS_CHECKPOINT = False
+MADE_BY = None
 
 
 def load(
     checkpoint: Path | None, device: str, tokgate: float = 0.6, noise_aware: bool = False, edge: bool = False
 ) -> "Stale":
+    """Raises ValueError for a `tokgate` that is no share."""
+    check_share("tokgate", tokgate)
     return Stale(tokgate, noise_aware, edge)
 
 

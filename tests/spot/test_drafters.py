@@ -1,13 +1,15 @@
 """What each method drafts, by hand."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+from spot import drafters
 from spot.drafters.blockspec import BlockSpec
-from spot.drafters.spiffy import Formula, Spiffy, prune
+from spot.drafters.spiffy import Formula, Spiffy, prune, save_graph
 from spot.drafters.spot import Spot
 from spot.drafters.ssd import Ssd
 from spot.drafters.stale import Stale
@@ -176,3 +178,26 @@ def test_drafts_cross_the_edge_into_a_block_whose_table_is_known(drafter):
     assert any(state[6:].count(MASK) < 6 for state in known if len(state) == 12)
     ended = replace(across, ends=lambda block, start: True)
     assert {len(state) for state in drafter.draft(ended, 30)} == {6}
+
+
+def test_a_graph_is_read_as_it_was_written(tmp_path):
+    save_graph(list(random_graph()), tmp_path / "graph.json", {"method": "spiffy"})
+    assert drafters.load("spiffy", tmp_path / "graph.json", "cpu") == Spiffy(random_graph())
+
+
+@pytest.mark.parametrize(
+    "fills",
+    [[], [[0, 3, 0]], [[-1, 0, 0]], [[0, 0, -1]], [[0, 0]], [[0, 0, 0.5]], [[0, 0, 0], [0, 1, 1]]],
+    ids=str,
+)
+def test_a_formula_that_no_table_fills_is_refused(fills, tmp_path):
+    graph = {"formulas": [{"fills": [[0, 0, 0]], "count": 1}, {"fills": fills, "count": 1}]}
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    with pytest.raises(ValueError, match=r"^no formula: \["):
+        drafters.load("spiffy", tmp_path / "graph.json", "cpu")
+
+
+def test_a_graph_without_formulas_is_refused(tmp_path):
+    (tmp_path / "graph.json").write_text('{"formulas": []}')
+    with pytest.raises(ValueError, match=r"^no formulas in it$"):
+        drafters.load("spiffy", tmp_path / "graph.json", "cpu")

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from spot.order_model import OrderModel, save_order_model
 from workers.tasks import load_task
 from workers.work import DecodeSpec, DrafterSpec, MethodTask, SampleTask
 from workers.worker import Worker, environment, resolve_drafter, resolve_model
@@ -129,11 +132,47 @@ def test_a_wrong_model_is_one_line_and_loads_nothing(options, message):
             {"checkpoint": "assets/tiny-spot.safetensors", "tokgat": 1},
             "tokgat: spot has no such option; it has tokgate",
         ),
+        ({"method": "spiffy"}, "checkpoint: spiffy needs one, made by `launch.py calibrate`"),
+        ({"method": "spot-sets"}, "checkpoint: spot-sets needs one, made by `launch.py calibrate-sets`"),
+        ({"checkpoint": "assets/tiny-spot.safetensors", "gamma": 1.5}, "^gamma: 1.5; from 0 to 1 expected"),
+        ({"checkpoint": "assets/tiny-spot.safetensors", "tokgate": -1}, "^tokgate: -1; from 0 to 1 expected"),
+        ({"method": "stale", "tokgate": 2}, "^tokgate: 2; from 0 to 1 expected"),
+        ({"method": "oracle", "tokgate": 2}, "^tokgate: 2; from 0 to 1 expected"),
+        ({"method": "oracle", "knows": "all"}, "^knows: 'all'; one of"),
     ],
 )
 def test_a_wrong_drafter_is_one_line(options, message):
     with pytest.raises(ValueError, match=message):
         resolve_drafter("spot", options)
+
+
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path):
+    (tmp_path / "garbage").write_bytes(b"nothing of the kind")
+    save_file({"stale": torch.ones(())}, tmp_path / "partial")
+    for text in ("[1, 2]", "{}", '{"formulas": [{"fills": [[0, 9, 0]], "count": 1}]}'):
+        (tmp_path / f"{len(text)}.json").write_text(text)
+    for file in tmp_path.iterdir():
+        for method in ("spiffy", "spot", "spot-auto", "spot-sets"):
+            with pytest.raises(ValueError, match=r"^checkpoint: .* is no checkpoint for .*\(.*\)$") as raised:
+                resolve_drafter(method, {"checkpoint": str(file)})
+            assert f"{file} is no checkpoint for {method} (" in str(raised.value)
+
+
+def test_a_drafter_says_how_long_a_block_it_drafts(tmp_path):
+    assert (SPOT.longest_block, STALE.longest_block) == (64, None)
+    save_order_model(OrderModel(), tmp_path / "order", {})
+    assert resolve_drafter("spot-auto", {"checkpoint": str(tmp_path / "order")}).longest_block == 64
+
+
+def test_costs_are_those_of_the_decoding_that_is_asked_for(worker):
+    auto = resolve_drafter("spot-auto", {"checkpoint": "assets/tiny-spot.safetensors"})
+    hot, sets = replace(TASK.decode, temperature=1.0), replace(TASK.decode, threshold=0.9)
+    method, found = MethodTask("auto-2", auto, 2), []
+    for decode in (TASK.decode, hot, sets, replace(TASK.decode, seed=1)):
+        task = replace(TASK, decode=decode)
+        worker.drafter(task, method)
+        found.append(len(worker._costs))
+    assert found == [1, 2, 3, 3]
 
 
 def test_the_environment_names_the_versions_that_decide_the_numbers():
