@@ -165,9 +165,20 @@ def _nodes_last(x: Tensor) -> Tensor:
 
 
 def load(folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Sdar:
-    """An SDAR checkpoint folder as a target. Raises ValueError naming a tensor that is missing or not expected."""
+    """An SDAR checkpoint folder as a target.
+
+    Raises ValueError naming a tensor that is missing or not expected, or a key of config.json.
+    """
     published = json.loads((folder / "config.json").read_text())
-    config = qwen3_config(published)
+    try:
+        config, stop_ids = qwen3_config(published), published["eos_token_id"]
+    except KeyError as missing:
+        raise ValueError(f"{folder / 'config.json'}: no {missing.args[0]}") from None
+    mask_id = published.get("mask_token_id")
+    if mask_id is None:
+        mask_id = PUBLISHED_MASK_ID
+    if mask_id >= config.vocab_size:
+        raise ValueError(f"{folder / 'config.json'}: mask_token_id {mask_id} of a vocab_size {config.vocab_size}")
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
     weights: dict[str, Tensor] = {}
@@ -178,12 +189,11 @@ def load(folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Sd
     _check_names(folder, set(weights), set(model.state_dict()))
     model.load_state_dict(weights, assign=True)
     model.model.rotary_emb = Qwen3RotaryEmbedding(config).to(device)  # its buffers are not in the checkpoint
-    stop_ids = published["eos_token_id"]
     return Sdar(
         model,
         TargetConfig(
             block_length=block_length,
-            mask_id=published.get("mask_token_id") or PUBLISHED_MASK_ID,
+            mask_id=mask_id,
             stop_ids=frozenset([stop_ids] if isinstance(stop_ids, int) else stop_ids),
         ),
     )

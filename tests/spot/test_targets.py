@@ -60,3 +60,25 @@ def test_what_cannot_be_a_target_is_refused_before_anything_is_loaded(family, pa
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json with model\*\.safetensors"):
         targets.resolve("sdar", str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_token_id": 160}, "mask_token_id 160 of a vocab_size 160"),
+        ({"mask_token_id": None}, "mask_token_id 151669 of a vocab_size 160"),
+        ({"eos_token_id": ...}, "no eos_token_id"),
+        ({"rope_theta": ...}, "no rope_theta"),
+    ],
+)
+def test_what_a_configuration_lacks_is_one_line(checkpoint, change, message):
+    changed = json.loads((checkpoint / "config.json").read_text()) | change
+    (checkpoint / "config.json").write_text(json.dumps({k: v for k, v in changed.items() if v is not ...}))
+    with pytest.raises(ValueError, match=f"config.json: {message}$"):
+        load(checkpoint)
+
+
+def test_a_mask_may_be_token_0(checkpoint):
+    published = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(published | {"mask_token_id": 0}))
+    assert load(checkpoint).config.mask_id == 0
