@@ -65,8 +65,11 @@ def _report(
 ) -> Iterator[str]:
     drafter = worker.drafter(task, methods[0])
     assert isinstance(drafter, SpotAuto) and drafter.cost is not None
-    curve = ", ".join(f"{n}: {1000 * s:.1f}" for n, s in zip(drafter.cost.drafts, drafter.cost.seconds, strict=True))
+    budgets = drafter.cost.seconds.drafts
+    curve = ", ".join(f"{n}: {1000 * drafter.cost.seconds(n):.1f}" for n in budgets)
+    accepted = ", ".join(f"{n}: {drafter.cost.accepted(n):.2f}" for n in budgets)
     yield f"## T = {temperature:g}, {len(seconds)} prompts\n\nms of a pass by number of drafts: {curve}\n"
+    yield f"drafts accepted a drafted pass: {accepted}\n"
     yield "| method | ms a prompt |\n| --- | ---: |"
     for method, total in zip(methods, seconds.sum(0), strict=True):
         yield f"| {method.cell} | {1000 * total / len(seconds):.0f} |"

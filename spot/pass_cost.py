@@ -1,10 +1,10 @@
-"""What a pass with n drafts costs on this device: spot-auto weighs prefix mass against it (design.md §4)."""
+"""What a pass with n drafts costs on this device, and what it brings: spot-auto's budget follows (design.md §4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from spot.decoder import Settings, decode
+from spot.decoder import Decoding, Settings, decode
 from spot.drafters.protocol import Drafter
 from spot.noise import Noise
 from spot.targets.protocol import Target
@@ -13,25 +13,32 @@ REPEATS = 3
 
 
 @dataclass(frozen=True)
-class PassCost:
-    """Seconds of a pass, drafting included, measured at numbers of `drafts`, 0 first; linear between, never falling."""
+class Curve:
+    """Values measured at numbers of `drafts`, ascending: linear between, and on at the last slope; never falling."""
 
     drafts: tuple[int, ...]
-    seconds: tuple[float, ...]
+    values: tuple[float, ...]
 
     @staticmethod
-    def of(measured: dict[int, float]) -> "PassCost":
-        """Noise only slows a pass down: where more drafts were measured to cost less, the fewer cost no more."""
-        drafts, seconds = zip(*sorted(measured.items()), strict=True)
-        return PassCost(drafts, tuple(accumulate(reversed(seconds), min))[::-1])
+    def of(measured: dict[int, float]) -> "Curve":
+        """Noise only slows a pass down: where more drafts were measured lower, the fewer are no higher."""
+        drafts, values = zip(*sorted(measured.items()), strict=True)
+        return Curve(drafts, tuple(accumulate(reversed(values), min))[::-1])
 
     def __call__(self, drafts: int) -> float:
-        """Seconds of a pass with `drafts` drafts; the last slope goes on beyond what was measured."""
         if len(self.drafts) == 1:
-            return self.seconds[0]
+            return self.values[0]
         right = next((i for i, n in enumerate(self.drafts) if i and drafts <= n), len(self.drafts) - 1)
-        (n0, n1), (s0, s1) = self.drafts[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
-        return s0 + (s1 - s0) * (drafts - n0) / (n1 - n0)
+        (n0, n1), (v0, v1) = self.drafts[right - 1 : right + 1], self.values[right - 1 : right + 1]
+        return v0 + (v1 - v0) * (drafts - n0) / (n1 - n0)
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """By number of drafts: the seconds of a pass, drafting included, and the mean number of drafts accepted in it."""
+
+    seconds: Curve
+    accepted: Curve
 
 
 def measure_pass_cost(
@@ -43,11 +50,19 @@ def measure_pass_cost(
     """
     short = replace(settings, gen_length=2 * target.config.block_length, stop="length")
     best: dict[int, dict[str, float]] = {}
+    accepted: dict[int, float] = {}
     for _ in range(REPEATS):
         for budget in (0, *budgets):
             found = decode(target, prompt, short, Noise(0), drafter, budget)
             phases = best.setdefault(budget, {})
             for phase in ("target", "draft", "rest"):
                 phases[phase] = min(phases.get(phase, float("inf")), found.seconds[phase] / found.nfe)
+            accepted[budget] = _accepted(found)
     best[0]["draft"] = best[min(budgets)]["draft"]
-    return PassCost.of({budget: sum(phases.values()) for budget, phases in best.items()})
+    return PassCost(Curve.of({budget: sum(phases.values()) for budget, phases in best.items()}), Curve.of(accepted))
+
+
+def _accepted(found: Decoding) -> float:
+    """The mean number of drafts accepted in a pass that had any."""
+    drafted = [p.accepted for p in found.passes if p.drafted]
+    return sum(drafted) / len(drafted) if drafted else 0.0

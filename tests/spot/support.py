@@ -19,7 +19,7 @@ from spot.drafters.ssd import Ssd
 from spot.drafters.stale import Stale
 from spot.noise import Noise
 from spot.order_model import OrderModel
-from spot.pass_cost import PassCost
+from spot.pass_cost import Curve, PassCost
 from spot.sets_model import SetsModel
 from spot.targets.protocol import TargetConfig
 from spot.targets.sdar import Sdar, load
@@ -141,7 +141,7 @@ def random_graph(seed: int = 0, count: int = 40) -> tuple[Formula, ...]:
     return tuple(formula() for _ in range(count))
 
 
-COST = PassCost((0, 4, 16), (1.0, 1.02, 1.5))
+COST = PassCost(Curve((0, 4, 16), (1.0, 1.02, 1.5)), Curve((0, 4, 16), (0.0, 2.0, 4.0)))
 
 
 def every_drafter(order: OrderModel) -> dict[str, Drafter]:
