@@ -277,7 +277,8 @@ def next_states(
     opened = [node[-size:] for node in nodes]
     where = [i for i in range(size) if any(block[i] == mask_id for block in opened)]
     index = torch.tensor(where, device=logits.device)
-    tokens = torch.tensor([[opened[n][i] for i in where] for n, _ in rows], device=logits.device)
+    blocks = torch.tensor([opened[n] for n, _ in rows], device=logits.device)
+    tokens = blocks[:, index]
     z = logits[:, index]
     if len(rows) > len(nodes):
         z = z[torch.tensor([n for n, _ in rows], device=logits.device)]
@@ -291,12 +292,8 @@ def next_states(
         gumbel = gumbel[torch.tensor([distinct[key] for key in at], device=logits.device)]
     token, surprise = choose(z, mask_id, settings.temperature, gumbel)
     commit = committed(tokens == mask_id, surprise, settings.threshold)
-    states = {}
-    for row, values in zip(rows, torch.where(commit, token, tokens).tolist(), strict=True):
-        state = list(nodes[row[0]])
-        for i, value in zip(where, values, strict=True):
-            state[i - size] = value
-        states[row] = tuple(state)
+    after = blocks.index_copy(1, index, torch.where(commit, token, tokens)).tolist()
+    states = {(n, s): nodes[n][:-size] + tuple(block) for (n, s), block in zip(rows, after, strict=True)}
     return {(n, s): states[n, s if noisy else 0] for n, s in visits}
 
 

@@ -1,7 +1,6 @@
 """Draft trees: block states grown best first by prefix mass (paper, section 4.2; design.md §4)."""
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,10 +18,6 @@ class Draft:
 
     state: State
     log_mass: float
-
-    @property
-    def mass(self) -> float:
-        return math.exp(self.log_mass)
 
 
 Enough = Callable[[Draft], bool]

@@ -1,6 +1,7 @@
 """What each method drafts, by hand."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -154,7 +155,7 @@ def test_spot_gamma_drafts_the_first_of_what_spot_drafts():
     for seed in SEEDS:
         context = situation(seed, temperature=1.0, next_table=True)
         grown = Spot(ORDER, edge=True).grow(context, 30)
-        kept = [draft.state for draft in grown if draft.mass >= 0.05]
+        kept = [draft.state for draft in grown if draft.log_mass >= math.log(0.05)]
         assert Spot(ORDER, gamma=0.05, edge=True).draft(context, 30) == kept
         assert 0 < len(kept) < 30
 

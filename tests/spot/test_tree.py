@@ -81,8 +81,8 @@ def test_growth_ends_where_the_next_draft_is_not_worth_it(edge):
     root, children, settle = (MASK,) * 4, random_children(5, 4), goes_on(4) if edge else None
     whole = grow(root, MASK, 40, children, settle)
     for gamma in (0.9, 0.1, 0.02, 1e-9):
-        cut = grow(root, MASK, 40, children, settle, lambda draft, gamma=gamma: draft.mass < gamma)
-        assert cut == [draft for draft in whole if draft.mass >= gamma]
+        cut = grow(root, MASK, 40, children, settle, lambda draft, gamma=gamma: draft.log_mass < math.log(gamma))
+        assert cut == [draft for draft in whole if draft.log_mass >= math.log(gamma)]
 
 
 def test_enough_is_asked_of_every_draft_once():
