@@ -27,7 +27,8 @@ class Settings:
 
     `stop`: "eos" ends after the block in which a stop id was committed, "length" never. `threshold`: None commits one
     position a step; τ, in (0, 1), every position whose token is likelier, and the best one. `layout` and `cache` are
-    the target's. `pad_pieces` drafts a pass is padded to with copies of its root: 0 for none, -1 for the budget.
+    the target's. `suffix`: "keep" shows a target that is not block-causal the masked blocks that follow, "skip" does
+    not. `pad_pieces` drafts a pass is padded to with copies of its root: 0 for none, -1 for the budget.
     """
 
     gen_length: int
@@ -36,6 +37,7 @@ class Settings:
     threshold: float | None = None
     layout: str = "batch"
     cache: bool = True
+    suffix: str = "keep"
     pad_pieces: int = 0
 
 
@@ -111,7 +113,8 @@ def decode(
 ) -> Decoding:
     """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0."""
     run = _Run(target, prompt, settings, noise, drafter if budget else None, budget, watch)
-    cache_passes = target.prefill(prompt, settings.layout, settings.cache)
+    end = run.end if settings.suffix == "keep" else None
+    cache_passes = target.prefill(prompt, settings.layout, settings.cache, end)
     run.clock.lap("prefill")
     while not run.ended:
         run.one_pass()
@@ -128,7 +131,10 @@ def cut_at_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
 
 
 class _Run:
-    """One decoding under way. `text` holds the prompt and the finished blocks, `block` the one being filled."""
+    """One decoding under way. `text` holds the prompt and the finished blocks, `block` the one being filled.
+
+    `end` is the position that the text ends at, at the latest.
+    """
 
     def __init__(
         self,
@@ -148,10 +154,10 @@ class _Run:
         self.ended = False
         self.size, self.mask_id = target.config.block_length, target.config.mask_id
         self._prompt_length = len(prompt)
-        self._end = -(-(len(prompt) + settings.gen_length) // self.size) * self.size
-        whole = len(prompt) // self.size * self.size
+        whole = len(prompt) // self.size * self.size if target.config.block_causal else len(prompt)
         self.text = prompt[:whole]
         self.block: State = (*prompt[whole:], *self._masks[len(prompt) - whole :])
+        self.end = whole + -(-(len(prompt) + settings.gen_length - whole) // self.size) * self.size
         self._step = 0  # applications of the step rule so far in the block
         self._table: StaleTable | None = None  # a block's first pass has none, and carries no drafts
         self._next_table: StaleTable | None = None
@@ -192,11 +198,11 @@ class _Run:
             temperature=asked.temperature,
             threshold=asked.threshold,
             noise=self.noise,
-            ends=self._ends,
+            ends=self._closed,
             next_table=self._next_table,
         )
         drafts = self.drafter.draft(context, self.budget)
-        return usable(drafts, self.block, self.mask_id, lambda full: self._ends(full, start))[: self.budget]
+        return usable(drafts, self.block, self.mask_id, lambda full: self._closed(full, start))[: self.budget]
 
     def _score(self, nodes: list[State]) -> Tensor:
         """Logits [N, B, V] of the nodes' open blocks; single blocks come first."""
@@ -213,7 +219,11 @@ class _Run:
         """Whether the text ends with this full block: the last one, or with a stop id that is not the prompt's."""
         written = block[max(0, self._prompt_length - start) : self.size]
         stopped = self.settings.stop == "eos" and not self.target.config.stop_ids.isdisjoint(written)
-        return stopped or start + self.size >= self._end
+        return stopped or start + self.size >= self.end
+
+    def _closed(self, block: State, start: int) -> bool:
+        """Whether no draft goes on beyond this full block."""
+        return not self.target.config.block_causal or self._ends(block, start)
 
     def _follow(self, state: State) -> State:
         """`state`; where it fills the block and the text goes on, the next block is open beside it."""

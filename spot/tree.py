@@ -42,7 +42,7 @@ def grow(
 
     A state's mass is that of the likeliest order of commits that leads to it, so it never exceeds its parent's and the
     first time a state is taken is the best. Growth ends early where `enough` says that the next draft is not worth
-    it; `choose` may lower the budget once the root's children are known. Full states are not drafted,
+    it; `choose` may lower the budget once the root's children are known, if it has any. Full states are not drafted,
     unless `settle` gives the state that follows one (the full block and the next, masked; None for none). Up to
     `frontier` states of one block are expanded together, ahead of their turn; that changes the calls, never the tree.
     """
@@ -70,7 +70,7 @@ def grow(
             ahead = (other for _, other in heapq.nsmallest(frontier, queue))
             waiting = (s for s in ahead if s not in expanded and s.count(mask_id) >= least and len(s) == len(state))
             expand(list(dict.fromkeys([state, *waiting]))[:frontier])
-            if choose and state is root:
+            if choose and state is root and expanded[root]:
                 budget = min(budget, choose([log_mass for log_mass, _ in expanded[root]]))
         for log_mass, child in expanded[state]:
             heapq.heappush(queue, (cost - log_mass, child))

@@ -68,13 +68,13 @@ class Context:
         return len(self.block)
 
     def settle(self, state: State) -> State | None:
-        """A full block and the next one, all masked; None where the text ends with the block, or two are full."""
+        """A full block and the next one, all masked; None where drafts end with the block, or two are full."""
         return None if len(state) > self.size or self.ends(state, self.start) else state + (self.mask_id,) * self.size
 
 
 class Ends(Protocol):
     def __call__(self, block: State, start: int, /) -> bool:
-        """Whether the text ends with this full block."""
+        """Whether the text, or what may be drafted of it, ends with this full block."""
         ...
 
 

@@ -1,35 +1,58 @@
 """One file a model family. Checkpoints are local folders or hub ids; the authors' code is never run."""
 
 import hashlib
-import json
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from spot.targets.protocol import Target
+from spot.targets.checkpoint import check, find_shards, load_weights, read_config
+from spot.targets.protocol import Target, TargetConfig
 
+FAMILIES = ("dream", "llada", "llada2", "sdar")
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 
 
-def families() -> list[str]:
-    return sorted({m.name for m in iter_modules(__path__)} - {"protocol"})
+def load(
+    family: str,
+    folder: Path,
+    block_length: int,
+    dtype: torch.dtype,
+    device: str,
+    mask_id: int | None = None,
+    stop_ids: tuple[int, ...] | None = None,
+) -> Target:
+    """A checkpoint folder as a target. `mask_id` and `stop_ids` None are the checkpoint's own.
+
+    Raises ValueError, in one line, for a checkpoint that is not the family's, is damaged, or does not fit in memory.
+    """
+    module = _module(family)
+    published = read_config(folder, module.MODEL_TYPE)
+    model = _skeleton(module, folder, published)
+    config = _target_config(module, folder, published, block_length, mask_id, stop_ids, model.config.vocab_size)
+    check(folder, model, parts := module.parts(model))
+    load_weights(folder, model, parts, dtype, device)
+    return module.target(model, config)
 
 
-def load(family: str, folder: Path, block_length: int, dtype: torch.dtype, device: str) -> Target:
-    return import_module(f"spot.targets.{family}").load(folder, block_length, dtype, device)
+def exact(family: str) -> bool:
+    """Whether the family's prefix cache is exact, so that drafts may cross a block's edge."""
+    return _module(family).BLOCK_CAUSAL
 
 
 def resolve(family: str, path: str, revision: str | None) -> str:
     """What a checkpoint is: the sha256 of a local folder's configuration and weights, or the hub's commit.
 
-    Loads no weights. Raises ValueError, in one line, for an unknown family or a checkpoint that is not there.
+    Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there, or a local
+    one whose configuration or tensors are not the family's.
     """
-    if family not in families():
-        raise ValueError(f"family: no family {family!r}; there are {', '.join(families())}")
+    if family not in FAMILIES:
+        raise ValueError(f"family: no family {family!r}; there are {', '.join(FAMILIES)}")
     if Path(path).is_dir():
-        return _folder_sha(Path(path))
+        return _folder_revision(family, Path(path))
     if path.count("/") != 1 or path.startswith((".", "/")):
         raise ValueError(f"path: no folder {path}, and it is not a hub id either")
     return _hub_commit(path, revision)
@@ -44,13 +67,54 @@ def fetch(path: str, revision: str) -> Path:
     return Path(snapshot_download(path, revision=revision, allow_patterns=_FILES))
 
 
-def _folder_sha(folder: Path) -> str:
-    files = [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
-    if not files[0].is_file() or len(files) < 2:
+def _module(family: str) -> ModuleType:
+    return import_module(f"spot.targets.{family}")
+
+
+def _skeleton(module: ModuleType, folder: Path, published: dict[str, Any]) -> PreTrainedModel:
+    """The stock model, on the meta device."""
+    try:
+        with torch.device("meta"):
+            return module.build(published)
+    except KeyError as missing:
+        raise ValueError(f"{folder / 'config.json'}: no {missing.args[0]}") from None
+    except ValueError as wrong:
+        raise ValueError(f"{folder / 'config.json'}: {wrong}") from None
+
+
+def _target_config(
+    module: ModuleType,
+    folder: Path,
+    published: dict[str, Any],
+    block_length: int,
+    mask_id: int | None,
+    stop_ids: tuple[int, ...] | None,
+    vocabulary: int,
+) -> TargetConfig:
+    if mask_id is None:
+        mask_id = published.get("mask_token_id")
+    mask = module.MASK_ID if mask_id is None else mask_id
+    stops = published.get("eos_token_id") if stop_ids is None else stop_ids
+    if stops is None:
+        raise ValueError(f"{folder / 'config.json'}: no eos_token_id; stop_ids of the model's entry must say it")
+    stops = frozenset([stops] if isinstance(stops, int) else stops)
+    for name, token in (("mask_token_id", mask), *(("stop id", stop) for stop in sorted(stops))):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"{folder / 'config.json'}: {name} {token} of a vocab_size {vocabulary}")
+    return TargetConfig(block_length, mask, stops, module.BLOCK_CAUSAL)
+
+
+def _folder_revision(family: str, folder: Path) -> str:
+    module, shards = _module(family), find_shards(folder)
+    if not (folder / "config.json").is_file() or not shards:
         raise ValueError(f"path: {folder} has no config.json with model*.safetensors beside it")
-    json.loads(files[0].read_text())
+    try:
+        model = _skeleton(module, folder, read_config(folder, module.MODEL_TYPE))
+        check(folder, model, module.parts(model))
+    except ValueError as wrong:
+        raise ValueError(f"path: {wrong}") from None
     digest = hashlib.sha256()
-    for file in files:
+    for file in [folder / "config.json", *shards]:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]

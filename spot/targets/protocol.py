@@ -11,11 +11,17 @@ LAYOUTS = ("batch", "concat")
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """What the decoder must know of a target. Blocks are aligned to absolute index 0."""
+    """What the decoder must know of a target.
+
+    A `block_causal` target's blocks are aligned to absolute index 0 and its prefix cache is exact. Any other sees the
+    whole text from everywhere: its blocks count from the prompt's end, and its prefix cache, made anew at each block's
+    first pass, is an approximation that no draft may look beyond.
+    """
 
     block_length: int
     mask_id: int
     stop_ids: frozenset[int]
+    block_causal: bool = True
 
 
 class Target(Protocol):
@@ -26,21 +32,23 @@ class Target(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True) -> int:
-        """Forget the last text and store the prompt's whole blocks. Returns the passes that took.
+    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
+        """Forget the last text and begin one with the prompt's whole blocks, or all of it. Returns the passes it took.
 
         `layout` says how the nodes of a pass are packed: a row each, or one row. Without `cache` nothing is stored and
-        every pass computes the whole text anew.
+        every pass computes the whole text anew. A target that is not block-causal sees masked positions from the open
+        block to `end`, none for None.
         """
         ...
 
     def __call__(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
         """Logits [N + E, B, V] of the open blocks of all nodes, which share the text and are blind to one another.
 
-        nodes [N, B] int64; edges [E, 2B]: a full block and the open one after it.
+        nodes [N, B] int64; edges [E, 2B]: a full block and the open one after it, for block-causal targets. The first
+        pass of a block whose cache is approximate has one node, or copies of it.
         """
         ...
 
     def advance(self, block: Tensor) -> None:
-        """Append a finished block [B]; the next call stores it on its way."""
+        """Append a finished block [B]."""
         ...

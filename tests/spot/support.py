@@ -1,4 +1,4 @@
-"""A tiny random SDAR (the golden checkpoint), targets that are tables, and drafters of every sort."""
+"""Tiny random targets of every family (the golden checkpoints), targets that are tables, and drafters of every sort."""
 
 import random
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spot import targets
 from spot.decoder import Commit, Decoding
 from spot.drafters.blockspec import BlockSpec
 from spot.drafters.oracle import KNOWS, Oracle
@@ -21,18 +22,19 @@ from spot.noise import Noise
 from spot.order_model import OrderModel
 from spot.pass_cost import Curve, PassCost
 from spot.sets_model import SetsModel
-from spot.targets.protocol import TargetConfig
-from spot.targets.sdar import Sdar, load
+from spot.targets.protocol import Target, TargetConfig
 from spot.tree import State, commit
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "sdar"
+GOLDENS = Path(__file__).parents[1] / "golden"
+GOLDEN = GOLDENS / "sdar"
+FOLDERS = {family: GOLDENS / family for family in targets.FAMILIES} | {"llada2": GOLDENS / "llada2_moe"}
 MASK, STOP = 157, 150
 
 
-def golden_target(block_length: int = 8, dtype: torch.dtype = torch.float64, stop_ids=frozenset({STOP})) -> Sdar:
-    target = load(GOLDEN, block_length, dtype, "cpu")
-    target.config = TargetConfig(block_length, MASK, stop_ids)
-    return target
+def golden_target(
+    block_length: int = 8, dtype: torch.dtype = torch.float64, stop_ids=frozenset({STOP}), family: str = "sdar"
+) -> Target:
+    return targets.load(family, FOLDERS[family], block_length, dtype, "cpu", MASK, tuple(stop_ids))
 
 
 class TableTarget:
@@ -55,7 +57,7 @@ class TableTarget:
     def number(self, blocks: Tensor) -> Tensor:
         return (blocks * self._digits).sum(-1)
 
-    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True) -> int:
+    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
         self.before = self.forget
         return 0
 

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from spot.decoder import Settings, decode
 from spot.noise import Noise
-from tests.spot.support import TOLD, Foresight, every_drafter, golden_target, random_order_model, told
+from tests.spot.support import FOLDERS, TOLD, Foresight, every_drafter, golden_target, random_order_model, told
 
-TARGETS = {block: golden_target(block, stop_ids=frozenset(range(135, 157))) for block in (4, 8, 16)}
+STOPS = frozenset(range(135, 157))
+TARGETS = {block: golden_target(block, stop_ids=STOPS) for block in (4, 8, 16)}
+FAMILIES = {(family, size): golden_target(size, stop_ids=STOPS, family=family) for family in FOLDERS for size in (4, 8)}
 METHODS = [*every_drafter(random_order_model()), *TOLD]
 
 
@@ -33,13 +35,70 @@ def test_any_drafts_leave_text_and_trajectory_as_they_are(
     """And so do the layout, the prefix cache and padding: the control has the defaults."""
     target, noise = TARGETS[block], Noise.keyed(seed, "task", "row")
     control = decode(target, prompt, Settings(12, temperature, stop, threshold), noise)
-    asked = Settings(12, temperature, stop, threshold, layout, cache, pad_pieces)
+    asked = Settings(12, temperature, stop, threshold, layout, cache, pad_pieces=pad_pieces)
     found = decode(target, prompt, asked, noise, drafters.get(method) or told(method, control), budget)
     assert found.steps == control.steps
     assert (found.tokens, found.length) == (control.tokens, control.length)
     assert found.nfe + sum(p.accepted for p in found.passes) == len(found.steps) == control.nfe
     assert found.nfe <= control.nfe
     assert all(p.accepted <= p.drafted <= budget for p in found.passes)
+
+
+@settings(max_examples=160, deadline=None, derandomize=True)
+@given(
+    family=st.sampled_from(sorted(FOLDERS)),
+    method=st.sampled_from(METHODS),
+    budget=st.integers(1, 20),
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
+    threshold=st.sampled_from([None, 0.15, 0.5, 0.9]),
+    seed=st.integers(0, 10**6),
+    block=st.sampled_from([4, 8]),
+    prompt=st.lists(st.integers(0, 149), max_size=20),
+    stop=st.sampled_from(["eos", "length"]),
+    layout=st.sampled_from(["batch", "concat"]),
+    cache=st.booleans(),
+    suffix=st.sampled_from(["keep", "skip"]),
+    pad_pieces=st.sampled_from([0, -1, 5]),
+)
+def test_drafts_change_nothing_in_any_family(
+    drafters,
+    family,
+    method,
+    budget,
+    temperature,
+    threshold,
+    seed,
+    block,
+    prompt,
+    stop,
+    layout,
+    cache,
+    suffix,
+    pad_pieces,
+):
+    """The control keeps the cache that the drafted decoding has: where it is approximate, it decides the text."""
+    target, noise = FAMILIES[family, block], Noise.keyed(seed, "task", "row")
+    control = decode(target, prompt, Settings(12, temperature, stop, threshold, "batch", cache, suffix), noise)
+    asked = Settings(12, temperature, stop, threshold, layout, cache, suffix, pad_pieces)
+    found = decode(target, prompt, asked, noise, drafters.get(method) or told(method, control), budget)
+    assert (found.steps, found.tokens, found.length) == (control.steps, control.tokens, control.length)
+    assert found.nfe + sum(p.accepted for p in found.passes) == control.nfe
+
+
+@pytest.mark.parametrize("family", sorted(FOLDERS))
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 2.0])
+def test_every_layout_and_budget_gives_one_text(drafters, family, threshold, temperature):
+    target, noise, saved = FAMILIES[family, 8], Noise.keyed(3, "task", family), 0
+    for prompt in ([7, 11, 13], [(17 * i) % 149 for i in range(21)]):
+        control = decode(target, prompt, Settings(16, temperature, "length", threshold), noise)
+        for layout in ("batch", "concat"):
+            asked = Settings(16, temperature, "length", threshold, layout)
+            for budget in (0, 4, 8, 20):
+                found = decode(target, prompt, asked, noise, drafters["spot"], budget)
+                assert (found.steps, found.tokens) == (control.steps, control.tokens)
+                saved += control.nfe - found.nfe
+    assert saved > 0
 
 
 def test_drafts_of_every_method_are_taken_somewhere(drafters):

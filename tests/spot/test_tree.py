@@ -99,6 +99,12 @@ def test_a_budget_may_be_lowered_once_the_first_commits_are_known():
     assert told == [[mass for mass, _ in children([root])[0]]] * 4
 
 
+def test_no_budget_is_chosen_where_nothing_can_be_drafted():
+    """The last mask of a text: what follows it is full, and nothing goes on beyond."""
+    root, children = (1, MASK, 2), random_children(6, 3)
+    assert grow(root, MASK, 8, children, settle=lambda full: None, choose=lambda masses: 1 / 0) == []
+
+
 @pytest.mark.parametrize("edge", [False, True])
 @pytest.mark.parametrize("budget", [1, 5, 20])
 def test_expanding_ahead_of_turn_changes_the_calls_and_not_the_tree(budget, edge):

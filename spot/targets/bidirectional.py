@@ -1,0 +1,89 @@
+"""Targets that see the whole text from everywhere (LLaDA, Dream): blocks from the prompt's end, an approximate cache.
+
+The prefix cache is Fast-dLLM's: a block's first pass computes the whole text and keeps the keys and values of what comes
+before the block; they are held, stale, until the block is full (design.md §3).
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from spot.targets.packed import Segment, empty_cache, in_one_row, logits, run_layers
+from spot.targets.protocol import TargetConfig
+
+
+class Bidirectional(nn.Module):
+    """A target: `prefill`, then `self(nodes)` and `advance(block)` until the text is done. One call is one pass.
+
+    Where logits are `shifted`, those of a position are read from the hidden state before it (position 0 reads its own).
+    A block's first position is read from the text before the block, hence from the pass that made the cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TargetConfig, shifted: bool = False) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.config = config
+        self._shift = int(shifted)
+        self.prefill([])
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
+        """Forget the last text and begin with all of `prompt`. Takes no pass: the first block's first one stores it."""
+        self._text = torch.tensor(prompt, dtype=torch.long, device=self.device)
+        self._layout, self._cached, self._end = layout, cache, end or 0
+        self._prefix, self._before = empty_cache(self.model), None
+        return 0
+
+    def advance(self, block: Tensor) -> None:
+        """Append a finished block [B]; the next call makes the cache anew."""
+        self._text = torch.cat([self._text, block])
+        self._before = None
+
+    @torch.inference_mode()
+    def forward(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
+        """Logits [N, B, V] of nodes [N, B]; a text that is not cached yet is computed with the first of them."""
+        if edges is not None:
+            raise ValueError("no draft crosses the edge of a block whose prefix cache is not exact")
+        if self._cached and self._before is None:
+            return self._refresh(nodes[:1]).expand(len(nodes), -1, -1)
+        text, prefix = (self._text[:0], self._prefix) if self._cached else (self._text, empty_cache(self.model))
+        rows = self._rows(nodes, text)
+        shape = (*rows.shape, None)
+        segments = [Segment(*shape)] if self._layout == "batch" else in_one_row([shape], self.device)
+        positions = self._positions(rows).repeat(len(rows))
+        hidden = run_layers(self.model, rows.flatten(), positions, prefix, Segment(1, 0), segments)[0].view(
+            *rows.shape, -1
+        )
+        if self._before is None:
+            return logits(self.model, self._read(hidden))
+        before = self._before.expand(len(nodes), -1, -1)
+        return logits(self.model, torch.cat([before, hidden], 1)[:, : self.config.block_length])
+
+    def _refresh(self, node: Tensor) -> Tensor:
+        """Logits [1, B, V] of the only node [1, B] of a block's first pass, which stores what comes before the block."""
+        rows, start = self._rows(node, self._text), len(self._text)
+        whole = Segment(1, rows.shape[1])
+        hidden, stored = run_layers(self.model, rows[0], self._positions(rows), empty_cache(self.model), whole, [])
+        self._prefix = [(key[:, :start].clone(), value[:, :start].clone()) for key, value in stored]
+        self._before = hidden[None, max(start - self._shift, 0) : max(start, self._shift)]
+        return logits(self.model, self._read(hidden[None]))
+
+    def _rows(self, nodes: Tensor, text: Tensor) -> Tensor:
+        """`text`, a node and the masks up to the end, [N, T]."""
+        masks = max(0, self._end - len(self._text) - nodes.shape[1])
+        suffix = nodes.new_full((len(nodes), masks), self.config.mask_id)
+        return torch.cat([text.expand(len(nodes), -1), nodes, suffix], 1)
+
+    def _positions(self, rows: Tensor) -> Tensor:
+        """[T] of rows [N, T], which begin with the text or with the open block."""
+        end = max(self._end, len(self._text) + self.config.block_length)
+        return torch.arange(end - rows.shape[1], end, device=self.device)
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        """The states [N, B, H] that the open block is read from, of those of the whole text."""
+        start, size = len(self._text), self.config.block_length
+        positions = torch.arange(start, start + size, device=self.device) - self._shift
+        return hidden[:, positions.clamp(min=0)]
