@@ -7,11 +7,12 @@
 Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted.
 """
 
+import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from orchestrator.executors import (
     said_in_one_line,
     wanted_workers,
 )
+from orchestrator.grid import decode_spec
 from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
 from orchestrator.plan import (
     Backend,
@@ -44,7 +46,6 @@ from orchestrator.plan import (
     Results,
     backend,
     cell_state,
-    decode_spec,
     estimated_passes,
     make_plan,
     make_sweep,
@@ -335,6 +336,38 @@ def _whole_numbers(option: str, text: str) -> list[int]:
         raise UserError(COMMAND_LINE, option, f"{text!r}: whole numbers, as in 16,32") from None
 
 
+# ---- what there is
+
+
+@app.command()
+def models() -> None:
+    """List the targets of configs/model, and which of them are on this machine. Asks no network."""
+    entries = configs.models()
+    from workers.models import held
+
+    console, table = Console(), _models_table(entries, held(entries))
+    whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    Console(width=max(console.width, whole)).print(table)  # a name cut short could not be copied
+
+
+def _models_table(entries: Mapping[str, Mapping[str, Any]], places: Mapping[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("model", "family", "block", "mask id", "dtype", "size", "checkpoint", "revision", "here"):
+        table.add_column(heading, justify="right" if heading in ("block", "mask id", "size") else "left")
+    for name, entry in entries.items():
+        mask = "its own" if entry["mask_id"] is None else str(entry["mask_id"])
+        numbers = (str(entry["block_length"]), mask, entry["dtype"] or "float32", _size(entry["size"] or {}))
+        revision = entry["revision"] or ("weights" if places[name] == "folder" else "newest")
+        table.add_row(Text(name), entry["family"], *numbers, Text(entry["path"]), revision[:12], places[name])
+    return table
+
+
+def _size(published: Mapping[str, float]) -> str:
+    """`8.2 B, 16.4 GB`, or what of it is known."""
+    known = [f"{published['parameters'] / 1e9:.1f} B"] if "parameters" in published else []
+    return ", ".join([*known, *([f"{published['gigabytes']:.1f} GB"] if "gigabytes" in published else [])])
+
+
 # ---- one prompt
 
 
@@ -359,8 +392,9 @@ def decode(
     drafter = None if cell.is_control else plan.drafters[cell.drafter]
     with said_in_one_line(f"model {cell.model} could not be loaded"):
         worker = Worker(plan.models[cell.model])
-    spec = decode_spec(config, cell.temperature, cell.seed)
-    task = SampleTask("", plan.models[cell.model], "prompt", prompt, prompt, spec, None)
+    model = plan.models[cell.model]
+    spec = decode_spec(config, model, cell.temperature, cell.seed)
+    task = SampleTask("", model, "prompt", prompt, prompt, spec, None)
     with said_in_one_line(f"model {cell.model} could not decode this"):
         decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
     for line in narrate(worker, decoding) if passes else ():
@@ -419,20 +453,33 @@ def train_drafter(
     task: TaskOption = "arith",
     out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
+    soften: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Divide the target's logits by this; once more for each time it is given, the first measured."
+        ),
+    ] = None,
     traces: TracesOption = None,
     overrides: Overrides = None,
 ) -> None:
     """Train the order model on a target's draft-free traces, and print its held-out accuracy.
 
     Traces what is not traced yet, then trains in this process on workers.device. An override without a section
-    (steps=500) is the training's, one with (decode.gen_length=64) the grid's.
+    (steps=500) is the training's, one with (decode.gen_length=64) the grid's. Softened copies (--soften 1 --soften 2)
+    prepare the order model for targets less sure of themselves.
     """
     from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
     settings, of_grid = _settings(OrderSettings(), overrides or [])
     workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
-    config, source, shards = _shards(workers, model, task, prompts, store, of_grid)
-    if config.decode.commit_threshold is not None:
+    parts = []
+    for value in soften or [1.0]:
+        if not 0 < value < math.inf:
+            raise UserError(COMMAND_LINE, "soften", f"{value:g}; more than 0 expected")
+        config, source, shards = _shards(workers, model, task, prompts, store, of_grid, value)
+        parts.append(shards)
+    shards = [shard for part in parts for shard in part]
+    if config.decode_of(model).commit_threshold is not None:
         raise source.error("decode.unmasking", "'threshold': the order model learns from 'single', a position a step")
     _check_block(source, shards[0].model)
     _check_out(out)
@@ -440,7 +487,8 @@ def train_drafter(
         _make_shards(config, source, workers, shards)
         device, say = _training_device(config), partial(print, flush=True)
         try:
-            found = make_order_model(load_traces(shards), settings, out, made_of(shards), device, say)
+            traced = [load_traces(part) for part in parts]
+            found = make_order_model(traced, settings, out, made_of(shards), device, say)
         except ValueError as error:
             raise UserError(COMMAND_LINE, "prompts", str(error)) from None
         if traces is None:
@@ -552,7 +600,7 @@ def _settings(defaults: Settings, overrides: Sequence[str]) -> tuple[Settings, l
 
 
 def _shards(
-    workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str]
+    workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str], soften: float = 1.0
 ) -> tuple[Config, Source, list[TraceTask]]:
     """The shards of the first `prompts` rows of a task, of its train split where it has splits; touches no store."""
     for key in (text.partition("=")[0] for text in overrides):
@@ -568,7 +616,8 @@ def _shards(
     if len(rows) < min(prompts, 2):
         raise source.error(f"task.{task}", "one row; a row to learn from and one to hold out are the least")
     try:
-        return config, source, trace_tasks(plan.models[model], task, rows, decode_spec(config, 0.0, 0), store)
+        decode = decode_spec(config, plan.models[model], 0.0, 0)
+        return config, source, trace_tasks(plan.models[model], task, rows, decode, store, soften)
     except ValueError as error:
         raise UserError(COMMAND_LINE, store, str(error)) from None
 

@@ -20,7 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from decode import machine  # noqa: E402
 
 from orchestrator import config as configs  # noqa: E402
-from orchestrator.plan import backend, decode_spec, make_plan  # noqa: E402
+from orchestrator.grid import decode_spec  # noqa: E402
+from orchestrator.plan import backend, make_plan  # noqa: E402
 from orchestrator.results import ratio_interval  # noqa: E402
 from spot.drafters.spot_auto import SpotAuto  # noqa: E402
 from workers.work import MethodTask, SampleTask  # noqa: E402
@@ -39,7 +40,7 @@ def main(overrides: list[str]) -> None:
     methods = [auto, *(MethodTask(f"spot b{n}", plan.drafters["spot"], n) for n in budgets)]
     lines = [f"# spot-auto\n\n`python benchmarks/spot_auto.py {' '.join(overrides)}`\n\n{machine()}.\n"]
     for temperature in config.temperatures:
-        spec = decode_spec(config, temperature, config.seeds[0])
+        spec = decode_spec(config, plan.models[model], temperature, config.seeds[0])
         tasks = [SampleTask("", plan.models[model], task, row.id, row.prompt, spec, None) for row in rows]
         seconds = np.array([_seconds(worker, task, methods, turn) for turn, task in enumerate(tasks)])
         lines += _report(worker, tasks[0], methods, seconds, temperature)

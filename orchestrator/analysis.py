@@ -26,7 +26,7 @@ from orchestrator import results
 from orchestrator.config import COMMAND_LINE, Config, Source
 from orchestrator.errors import UserError
 from orchestrator.executors import said_in_one_line
-from orchestrator.grid import CONTROL, DataSet, Grid, Group, expand
+from orchestrator.grid import CONTROL, DataSet, Grid, Group, decode_spec, expand
 from orchestrator.ledger import Ledger, Record, Sample, read_sweep
 from orchestrator.plan import Plan, make_sweep
 
@@ -120,7 +120,8 @@ def check(subject: Subject, lengths: Sequence[int]) -> None:
     """UserError where an analysis can make no sense of what is asked."""
     from spot.order_model import LONGEST_BLOCK
 
-    if subject.config.decode.commit_threshold is not None:
+    config = subject.config
+    if any(config.decode_of(model).commit_threshold is not None for model in config.models):
         wrong = "'threshold': an analysis is of the order of single commits; decode.unmasking=single"
         raise subject.source.error("decode.unmasking", wrong)
     for length in lengths:
@@ -145,7 +146,8 @@ def at_lengths(plan: Plan, lengths: Sequence[int]) -> Plan:
     drafters = {name: spec for name, spec in plan.drafters.items() if spec.method in ("spot", "stale")}
     if not (models and drafters):
         return replace(plan, models={}, grid=Grid((), {}, ()))
-    config = replace(plan.config, models=list(models), drafters=list(drafters))
+    entries = {f"{name}-b{length}": plan.config.model[name] for name in plan.models for length in lengths}
+    config = replace(plan.config, models=list(models), drafters=list(drafters), model=entries)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in plan.tasks.items()}
     return replace(plan, config=config, models=models, grid=expand(config, models, data, drafters), drafters=drafters)
 
@@ -206,8 +208,10 @@ def _accuracy(worker: Worker, plan: Plan, group: Group, track: Track) -> list[di
     from spot.order_model import load_order_model
     from workers.worker import locate
 
-    asked = plan.config.decode
-    settings = Settings(asked.gen_length, group.temperature, asked.stop, layout=asked.layout, cache=asked.cache)
+    asked = decode_spec(plan.config, plan.models[group.model], group.temperature, group.seed)
+    settings = Settings(
+        asked.gen_length, asked.temperature, asked.stop, layout=asked.layout, cache=asked.cache, suffix=asked.suffix
+    )
     checkpoint = next((d.checkpoint for d in plan.drafters.values() if d.method == "spot" and d.checkpoint), None)
     order = load_order_model(Path(locate(checkpoint)), str(worker.target.device)) if checkpoint else None
     rows = track(plan.grid.rows[group], f"watching · {group.model} · {group.task} · T {group.temperature:g}")
@@ -259,7 +263,7 @@ def _facts(plan: Plan, compared: int) -> tuple[tuple[str, str], ...]:
         ("targets", ", ".join(plan.models)),
         ("tasks", ", ".join(plan.tasks)),
         ("block length", ", ".join(sorted({str(spec.block_length) for spec in plan.models.values()}))),
-        ("tokens", str(config.decode.gen_length)),
+        ("tokens", ", ".join(sorted({str(config.decode_of(model).gen_length) for model in plan.models}))),
         ("seed", str(config.seeds[0])),
         ("texts watched", str(watched)),
         ("texts compared", str(min(compared, watched))),

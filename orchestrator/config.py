@@ -9,7 +9,7 @@ the input is a `UserError` naming the file (or the command line) and the key. de
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -32,6 +32,7 @@ MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # f
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
 UNMASKING, LAYOUTS = ("single", "threshold"), ("batch", "concat")
+SUFFIXES = ("keep", "skip")
 CATALOGUE = {"model": "models", "task": "tasks", "drafter": "drafters"}  # section -> the axis that names its entries
 MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
     "family": (str, True),
@@ -39,7 +40,13 @@ MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
     "block_length": (int, True),
     "revision": (str, False),
     "dtype": (str, False),
+    "mask_id": (int, False),
+    "stop_ids": (list, False),
+    "chat": (dict, False),
+    "decode": (dict, False),
+    "size": (dict, False),
 }
+MODEL_SIZE = ("parameters", "gigabytes")  # what `size` may say
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,9 @@ class Decode:
 
     `unmasking` "single" commits one position a step, "threshold" every one likelier than `threshold`. `layout` packs
     the nodes of a pass a row each ("batch") or in one row ("concat"). `cache` keeps the prefix's keys and values.
-    `suffix` "skip" leaves out the masked blocks that follow, which block-causal targets do not see anyway. `verify`
-    has one value: a draft is accepted where it equals the target's own next state.
+    `suffix` "keep" feeds the masked blocks that follow, as Fast-dLLM's prefix cache does, "skip" leaves them out;
+    block-causal targets do not see them anyway. `verify` has one value: a draft is accepted where it equals the
+    target's own next state.
     """
 
     gen_length: int = 128
@@ -58,7 +66,7 @@ class Decode:
     threshold: float = 0.9
     layout: str = "batch"
     cache: bool = True
-    suffix: str = "skip"
+    suffix: str = "keep"
     verify: str = "match"
 
     @property
@@ -109,6 +117,10 @@ class Config:
     task: dict[str, Any] = field(default_factory=dict)
     drafter: dict[str, Any] = field(default_factory=dict)
 
+    def decode_of(self, model: str) -> Decode:
+        """How `model` is decoded: the grid's settings, and its entry's own where the grid sets none."""
+        return replace(self.decode, **(self.model[model].get("decode") or {}))
+
     @property
     def folder(self) -> Path:
         """Where the sweep's ledger is: `<store>/<name>`."""
@@ -130,8 +142,8 @@ class Source:
 
     def of(self, key: str) -> str:
         """The place to look at for `key`; an override of a part of it (`task.gsm8k.path`) counts as one of it."""
-        section, _, name = key.partition(".")
-        entry = CONFIGS / section / f"{name.split('.')[0]}.yaml"
+        section, _, rest = key.partition(".")
+        entry = CONFIGS / section / f"{_named(rest, known(section))}.yaml"
         in_catalogue = section in CATALOGUE and entry.exists() and not self._overrides(key)
         return shown(entry) if in_catalogue else self.of_change(key)
 
@@ -232,9 +244,12 @@ def _build(
     try:
         for key in OmegaConf.missing_keys(merged):
             raise source.error(key.partition("[")[0], "???: a value is missing")
+        chosen = _decode_keys(overrides) | (set(raw.get("decode") or ()) if stored is None else set())
         for section, axis in CATALOGUE.items():
             bases = (stored or {}).get(section, {})
-            merged[section] = {name: _entry(merged, section, name, bases.get(name), source) for name in merged[axis]}
+            merged[section] = {
+                name: _entry(merged, section, name, bases.get(name), source, chosen) for name in merged[axis]
+            }
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise _explain(error, merged, "", source.of_change(str(error.full_key))) from None
@@ -263,16 +278,33 @@ def _override(config: DictConfig, text: str, stored: Mapping[str, Any] | None = 
     except (yaml.YAMLError, GrammarParseError):
         raise UserError(COMMAND_LINE, key, f"{text!r} is not YAML; quote it, or close its brackets") from None
     section, _, rest = key.partition(".")
-    name = rest.partition(".")[0]
     if section in CATALOGUE and section in config:
         names = [*known(section), *config[section], *(stored or {}).get(section, {})]
+        name = _named(rest, names)
         if name not in names:
             raise unknown(COMMAND_LINE, key, section, name, names)
+        change = OmegaConf.from_dotlist([f"{section}[{name}]{text.removeprefix(f'{section}.{name}')}"])
     return _merge(config, change, key, COMMAND_LINE)
 
 
-def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | None, source: Source) -> dict[str, Any]:
-    """The catalogue entry `name`: `base` or its file, with the changes of the grid file and the command line."""
+def _named(rest: str, names: Iterable[str]) -> str:
+    """The entry that `rest` of a key begins with; a name may have dots, as sdar-1.7b has."""
+    found = [name for name in names if rest == name or rest.startswith(f"{name}.")]
+    return max(found, key=len, default=rest.partition(".")[0])
+
+
+def _decode_keys(overrides: Sequence[str]) -> set[str]:
+    """The decode settings that the command line makes."""
+    return {str(key) for text in overrides for key in OmegaConf.from_dotlist([text]).get("decode") or ()}
+
+
+def _entry(
+    config: DictConfig, section: str, name: str, base: dict[str, Any] | None, source: Source, decode: set[str]
+) -> dict[str, Any]:
+    """The catalogue entry `name`: `base` or its file, with the changes of the grid file and the command line.
+
+    A model's own decode settings give way to those in `decode`, which the grid makes.
+    """
     path, changes = CONFIGS / section / f"{name}.yaml", config[section].get(name, OmegaConf.create({}))
     if not isinstance(changes, DictConfig):
         key, wrong = f"{section}.{name}", f"{changes!r} is the wrong type; key: value lines expected"
@@ -282,12 +314,42 @@ def _entry(config: DictConfig, section: str, name: str, base: dict[str, Any] | N
             raise unknown(source.of(CATALOGUE[section]), CATALOGUE[section], section, name, known(section))
         return _plain(changes)
     entry = base if base is not None else read(path)
+    if section == "model":
+        return _model(entry, decode, _plain(changes))
     for key, value in _plain(changes).items():
         full = f"{section}.{name}.{key}"
         if key not in entry:
             raise UserError(source.of_change(full), full, f"unknown key{_suggest(key, entry)}")
         _check_type(source, full, entry[key], value)
     return {**entry, **_plain(changes)}
+
+
+def _model(
+    entry: Mapping[str, Any], decode: Iterable[str] = (), changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A model's entry with every key that it may have, without its settings of `decode`, and with the `changes`.
+
+    Values are checked later, against MODEL_KEYS: what is null in the file has a type too.
+    """
+    found = {**dict.fromkeys(MODEL_KEYS), **entry}
+    if isinstance(found["decode"], dict):
+        found["decode"] = {key: value for key, value in found["decode"].items() if key not in decode}
+    for key, value in (changes or {}).items():
+        old = found.get(key)
+        found[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return found
+
+
+def models() -> dict[str, dict[str, Any]]:
+    """Every entry of configs/model by name. Raises UserError, naming file and key, for one that is wrong."""
+    found = {}
+    for name in known("model"):
+        file = CONFIGS / "model" / f"{name}.yaml"
+        found[name] = _model(read(file))
+        for key, holds, wrong in _model_rules(name, found[name]):
+            if not holds:
+                raise UserError(shown(file), key, wrong)
+    return found
 
 
 def _plain(node: Any) -> dict[str, Any]:
@@ -348,7 +410,15 @@ def _explain(error: OmegaConfBaseException, config: Any, key: str, where: str) -
     return UserError(where, key, f"{value}the wrong type; {_expected(OmegaConf.get_type(config), key)} expected")
 
 
-KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    list: "a list",
+    dict: "key: value lines",
+}
 
 
 def _expected(hint: Any, key: str) -> str:
@@ -371,17 +441,9 @@ def _check(config: Config, source: Source) -> None:
 
 def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     """(key, does it hold, what to say if not)."""
-    decode, workers = config.decode, config.workers
+    workers = config.workers
     for name, entry in config.model.items():
-        for key in entry:
-            yield f"model.{name}.{key}", key in MODEL_KEYS, f"unknown key{_suggest(key, MODEL_KEYS)}"
-        for key, (kind, required) in MODEL_KEYS.items():
-            value = entry.get(key)
-            wrong = f"{value!r} is the wrong type; {KINDS[kind]} expected"
-            yield f"model.{name}.{key}", value is not None or not required, "missing; every model has one"
-            yield f"model.{name}.{key}", value is None or type(value) is kind, wrong
-        length = entry["block_length"]
-        yield f"model.{name}.block_length", length > 0, f"{length}: one position or more"
+        yield from _model_rules(name, entry)
     for axis in AXES:
         yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
     yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"
@@ -393,15 +455,54 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "mlflow", config.mlflow is None or bool(re.match(MLFLOW, config.mlflow)), wrong
     yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
-    yield "decode.gen_length", decode.gen_length > 0, f"{decode.gen_length}: one token or more"
-    yield "decode.stop", decode.stop in ("eos", "length"), f"{decode.stop!r}: 'eos' or 'length'"
-    yield "decode.unmasking", decode.unmasking in UNMASKING, f"{decode.unmasking!r}: {' or '.join(UNMASKING)}"
-    yield "decode.threshold", 0 < decode.threshold < 1, f"{decode.threshold}: a probability between 0 and 1"
-    yield "decode.layout", decode.layout in LAYOUTS, f"{decode.layout!r}: {' or '.join(LAYOUTS)}"
-    yield "decode.suffix", decode.suffix == "skip", f"{decode.suffix!r}: 'skip'; the blocks of these targets are causal"
-    yield "decode.verify", decode.verify == "match", f"{decode.verify!r}: 'match', the exact one, is all there is"
+    for key, holds, wrong in _decode_rules(config.decode):
+        yield f"decode.{key}", holds, wrong
     yield "workers.device", workers.device in ("cpu", "cuda"), f"{workers.device!r}: 'cpu' or 'cuda'"
     yield "workers.executor", workers.executor in ("ray", "inline"), f"{workers.executor!r}: 'ray' or 'inline'"
     yield "workers.threads", workers.threads > 0, f"{workers.threads}: one thread or more"
     counted = workers.count == "auto" or (isinstance(workers.count, int) and workers.count > 0)
     yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
+
+
+def _decode_rules(decode: Decode) -> Iterable[tuple[str, bool, str]]:
+    yield "gen_length", decode.gen_length > 0, f"{decode.gen_length}: one token or more"
+    yield "stop", decode.stop in ("eos", "length"), f"{decode.stop!r}: 'eos' or 'length'"
+    yield "unmasking", decode.unmasking in UNMASKING, f"{decode.unmasking!r}: {' or '.join(UNMASKING)}"
+    yield "threshold", 0 < decode.threshold < 1, f"{decode.threshold}: a probability between 0 and 1"
+    yield "layout", decode.layout in LAYOUTS, f"{decode.layout!r}: {' or '.join(LAYOUTS)}"
+    yield "suffix", decode.suffix in SUFFIXES, f"{decode.suffix!r}: {' or '.join(SUFFIXES)}"
+    yield "verify", decode.verify == "match", f"{decode.verify!r}: 'match', the exact one, is all there is"
+
+
+def _model_rules(name: str, entry: Mapping[str, Any]) -> Iterable[tuple[str, bool, str]]:
+    at = f"model.{name}"
+    for key in entry:
+        yield f"{at}.{key}", key in MODEL_KEYS, f"unknown key{_suggest(key, MODEL_KEYS)}"
+    for key, (kind, required) in MODEL_KEYS.items():
+        value, expected = entry.get(key), KINDS[kind] + (", false or null" if key == "chat" else "")
+        wrong = f"{value!r} is the wrong type; {expected} expected"
+        yield f"{at}.{key}", value is not None or not required, "missing; every model has one"
+        yield f"{at}.{key}", value is None or type(value) is kind or (key == "chat" and value is False), wrong
+    length, mask, stops = entry["block_length"], entry.get("mask_id"), entry.get("stop_ids")
+    yield f"{at}.block_length", length > 0, f"{length}: one position or more"
+    yield f"{at}.mask_id", mask is None or mask >= 0, f"{mask}: a token id is 0 or more"
+    tokens = stops is None or (bool(stops) and all(type(token) is int and token >= 0 for token in stops))
+    yield f"{at}.stop_ids", tokens, f"{stops!r}: a list of token ids, or null for the checkpoint's"
+    for key, value in (entry.get("chat") or {}).items():
+        wrong = f"{key}: {value!r}; text, a number, true or false expected"
+        yield f"{at}.chat", isinstance(value, str | int | float), wrong
+    for key, value in (entry.get("size") or {}).items():
+        yield f"{at}.size", key in MODEL_SIZE, f"{key}: unknown key{_suggest(str(key), MODEL_SIZE)}"
+        wrong = f"{key}: {value!r} is the wrong type; a number expected"
+        yield f"{at}.size", type(value) in (int, float), wrong
+    yield from _model_decode_rules(f"{at}.decode", entry.get("decode") or {})
+
+
+def _model_decode_rules(at: str, changes: Mapping[str, Any]) -> Iterable[tuple[str, bool, str]]:
+    hints = get_type_hints(Decode)
+    for key, value in changes.items():
+        yield at, key in hints, f"{key}: unknown key{_suggest(str(key), hints)}"
+        fits = type(value) is hints[key] or (hints[key] is float and type(value) is int)
+        yield at, fits, f"{key}: {value!r} is the wrong type; {KINDS[hints[key]]} expected"
+    for key, holds, wrong in _decode_rules(replace(Decode(), **changes)):
+        yield at, holds, f"{key}: {wrong}"

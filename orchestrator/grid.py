@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.config import Config
-from workers.work import SEMANTICS, DrafterSpec, ModelSpec
+from workers.work import SEMANTICS, Chat, DecodeSpec, DrafterSpec, ModelSpec
 
-KEY_VERSION = 2  # raised when the fields of Cell or their encoding change
+KEY_VERSION = 3  # raised when the fields of Cell or their encoding change
 CONTROL = DrafterSpec(name="none", method="none")
 
 
@@ -25,7 +25,8 @@ CONTROL = DrafterSpec(name="none", method="none")
 class Cell:
     """One point of the grid. Every field decides results; nothing else does.
 
-    The control, draft-free decoding, has drafter "none", method "none" and budget 0.
+    The control, draft-free decoding, has drafter "none", method "none" and budget 0. `suffix` is "keep" wherever it
+    changes nothing.
     """
 
     model: str
@@ -48,11 +49,15 @@ class Cell:
     layout: str = "batch"
     cache: bool = True
     pad_pieces: int = 0
+    mask_id: int | None = None
+    stop_ids: tuple[int, ...] | None = None
+    chat: Chat = None
+    suffix: str = "keep"
     semantics: int = SEMANTICS
 
     @cached_property
     def key(self) -> str:
-        """`v2-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
+        """`v3-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return f"v{KEY_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
@@ -74,19 +79,17 @@ class Cell:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for sweep.yaml."""
-        return {**asdict(self), "drafter_options": [list(pair) for pair in self.drafter_options]}
+        return {name: _listed(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Cell":
         """The inverse of `as_dict`; keys that are no fields are ignored."""
-        values = {field.name: plain.get(field.name, field.default) for field in fields(cls)}
-        options = tuple((name, _frozen(value)) for name, value in values["drafter_options"])
-        return cls(**{**values, "drafter_options": options})
+        return cls(**{field.name: _frozen(plain.get(field.name, field.default)) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
 class Group:
-    """What the cells of one sample task share, besides the decode settings that a whole grid shares."""
+    """What the cells of one sample task share, besides the decode settings that all cells of a model share."""
 
     model: str
     task: str
@@ -144,6 +147,7 @@ def choose_rows(rows: Sequence[str], seed: int, limit: int | None, shuffle: bool
 
 
 def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec, budget: int, group: Group) -> Cell:
+    decode = decode_spec(config, model, group.temperature, group.seed)
     return Cell(
         model=model.name,
         family=model.family,
@@ -159,12 +163,31 @@ def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec,
         budget=budget,
         temperature=group.temperature,
         seed=group.seed,
-        gen_length=config.decode.gen_length,
-        stop=config.decode.stop,
-        threshold=config.decode.commit_threshold,
-        layout=config.decode.layout,
-        cache=config.decode.cache,
+        gen_length=decode.gen_length,
+        stop=decode.stop,
+        threshold=decode.threshold,
+        layout=decode.layout,
+        cache=decode.cache,
         pad_pieces=drafter.pad_pieces,
+        mask_id=model.mask_id,
+        stop_ids=model.stop_ids,
+        chat=model.chat,
+        suffix=decode.suffix,
+    )
+
+
+def decode_spec(config: Config, model: ModelSpec, temperature: float, seed: int) -> DecodeSpec:
+    """The decode settings that a group's cells share. A model with an exact cache does not see the suffix."""
+    asked = config.decode_of(model.name)
+    return DecodeSpec(
+        gen_length=asked.gen_length,
+        temperature=temperature,
+        seed=seed,
+        stop=asked.stop,
+        threshold=asked.commit_threshold,
+        layout=asked.layout,
+        cache=asked.cache,
+        suffix="keep" if model.exact else asked.suffix,
     )
 
 
@@ -190,3 +213,8 @@ def _distinct(axis: str, values: Iterable[Any], notes: list[str]) -> list[Any]:
 def _frozen(value: Any) -> Any:
     """Lists as tuples, nested ones too, so that a cell read from YAML equals the one written."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, nested ones too: YAML has no other."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value

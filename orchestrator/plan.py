@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from orchestrator.config import Config, Source
-from orchestrator.grid import Cell, DataSet, Grid, Group, expand
+from orchestrator.grid import Cell, DataSet, Grid, Group, decode_spec, expand
 from orchestrator.ledger import Record, Sample, Sweep
 from orchestrator.schedule import Assign, Schedule, Start
-from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
+from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
 FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
 Found = TypeVar("Found")
@@ -147,7 +147,7 @@ class Plan:
             task=group.task,
             row=row_id,
             prompt=row.prompt,
-            decode=decode_spec(config, group.temperature, group.seed),
+            decode=decode_spec(config, self.models[group.model], group.temperature, group.seed),
             control=next((method for method in pending if method.drafter is None), None),
             methods=tuple(method for method in pending if method.drafter is not None),
             turn=index,
@@ -165,14 +165,6 @@ class Plan:
         return groups
 
 
-def decode_spec(config: Config, temperature: float, seed: int) -> DecodeSpec:
-    """The decode settings that a group's cells share."""
-    asked = config.decode
-    return DecodeSpec(
-        asked.gen_length, temperature, seed, asked.stop, asked.commit_threshold, asked.layout, asked.cache
-    )
-
-
 def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
     """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no target."""
     models = {name: _found(source, "model", workers.resolve_model, name, config) for name in config.models}
@@ -188,6 +180,7 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
     plan = Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
     _refuse_long_blocks(plan, source)
+    _refuse_edges(plan, source)
     _refuse_trained_rows(plan, source, workers)
     return plan
 
@@ -199,6 +192,15 @@ def _refuse_long_blocks(plan: Plan, source: Source) -> None:
         if longest is not None and cell.block_length > longest:
             wrong = f"{cell.block_length}: {cell.drafter} drafts for blocks of up to {longest} positions"
             raise source.error(f"model.{cell.model}.block_length", wrong)
+
+
+def _refuse_edges(plan: Plan, source: Source) -> None:
+    """No drafter drafts the block after next where the finished one changes the keys and values before it."""
+    for cell in plan.grid.cells:
+        drafts_edges = not cell.is_control and dict(cell.drafter_options).get("edge")
+        if drafts_edges and not plan.models[cell.model].exact:
+            wrong = f"drafting across the block's edge needs an exact prefix cache, which {cell.family} has not"
+            raise source.error(f"drafter.{cell.drafter}.edge", wrong)
 
 
 def _refuse_trained_rows(plan: Plan, source: Source, workers: Backend) -> None:

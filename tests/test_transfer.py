@@ -3,7 +3,8 @@
 import pytest
 
 from orchestrator import config as configs
-from orchestrator.plan import backend, decode_spec, make_plan
+from orchestrator.grid import decode_spec
+from orchestrator.plan import backend, make_plan
 from workers.work import MethodTask, SampleTask
 from workers.worker import Worker
 
@@ -20,7 +21,7 @@ def records() -> dict[str, list[dict]]:
     methods = tuple(MethodTask(name, spec, 8) for name, spec in plan.drafters.items())
     found: dict[str, list[dict]] = {name: [] for name in plan.drafters}
     for row in plan.tasks["arith"].rows[:PROMPTS]:
-        spec = decode_spec(config, 0.0, 0)
+        spec = decode_spec(config, model, 0.0, 0)
         for record in worker.run(SampleTask("", model, "arith", row.id, row.prompt, spec, None, methods)):
             found[record["cell"]].append(record)
     return found

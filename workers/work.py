@@ -4,14 +4,20 @@ Everything here is a frozen dataclass of plain values, so that it pickles small,
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 SEMANTICS = 1  # raised by hand when the same cell would decode to something else; part of every cell key
+
+Chat = tuple[tuple[str, str | int | float], ...] | Literal[False] | None
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A target as a worker loads it. `revision` is resolved (weights' sha256 or hub commit), never a branch name."""
+    """A target as a worker loads it. `revision` is resolved (weights' sha256 or hub commit), never a branch name.
+
+    `mask_id` and `stop_ids` None are the checkpoint's own. `chat` has the chat template's arguments, None for its
+    defaults; False feeds a prompt as it is. `exact`: its prefix cache is, so that what follows a block changes nothing.
+    """
 
     name: str
     family: str
@@ -19,6 +25,10 @@ class ModelSpec:
     revision: str
     block_length: int
     dtype: str = "float32"
+    mask_id: int | None = None
+    stop_ids: tuple[int, ...] | None = None
+    chat: Chat = None
+    exact: bool = True
     device: str = "cpu"
     threads: int = 1
 
@@ -42,7 +52,10 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """The decode settings of a cell, as `spot.decoder.Settings` has them. `threshold` None commits one position."""
+    """The decode settings of a cell, as `spot.decoder.Settings` has them. `threshold` None commits one position.
+
+    `suffix` "keep" shows an approximate cache's target the masked blocks that follow; "skip" leaves them out.
+    """
 
     gen_length: int
     temperature: float
@@ -51,6 +64,7 @@ class DecodeSpec:
     threshold: float | None = None
     layout: str = "batch"
     cache: bool = True
+    suffix: str = "keep"
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,7 @@ class SampleTask:
 class TraceTask:
     """A shard of draft-free traces to make: those of `prompts`, written as file `shard` to the store at `store`.
 
-    `rows` are the prompts' ids in data set `task`.
+    `rows` are the prompts' ids in data set `task`; the target's logits are divided by `soften`.
     """
 
     model: ModelSpec
@@ -110,6 +124,7 @@ class TraceTask:
     decode: DecodeSpec
     shard: str
     store: str
+    soften: float = 1.0
 
     def again(self) -> "TraceTask":
         """The same, after its worker died: a shard that was written is written once more, to the same bytes."""

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -23,11 +23,11 @@ from spot.drafters.spot_auto import SpotAuto
 from spot.noise import Noise
 from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
-from spot.training.traces import collect, pack
+from spot.training.traces import Softened, collect, pack
 from spot.verdict import explain_difference
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
-from workers.work import DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
+from workers.work import Chat, DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
 
 CONTROL = MethodTask("", None, 0)
 PROJECT = Path(__file__).resolve().parents[1]
@@ -42,8 +42,11 @@ class Worker:
         transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
         folder = targets.fetch(locate(model.path), model.revision)
         self._model = model
-        self.target = targets.load(model.family, folder, model.block_length, DTYPES[model.dtype], model.device)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        dtype = DTYPES[model.dtype]
+        self.target = targets.load(
+            model.family, folder, model.block_length, dtype, model.device, model.mask_id, model.stop_ids
+        )
+        self._tokenizer = load_tokenizer(folder)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self._costs: dict[_Asked, PassCost] = {}
         self._warm: set[_Asked] = set()
@@ -55,7 +58,7 @@ class Worker:
     def trace(self, task: TraceTask) -> dict[str, Any]:
         """Decode `task`'s prompts draft-free, and write their traces to its store as one shard."""
         prompts = (self.prompt_ids(prompt) for prompt in task.prompts)
-        traces = collect(self.target, prompts, _settings(task.decode, None))
+        traces = collect(Softened(self.target, task.soften), prompts, _settings(task.decode, None))
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 
@@ -72,9 +75,11 @@ class Worker:
         return [self._record(task, method, outcome, paired) for method, outcome in recorded]
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The token ids of one user turn under the target's chat template."""
-        turns = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        """The token ids of one user turn under the target's chat template, or of `prompt` alone without one."""
+        chat, text = self._model.chat, prompt
+        if chat is not False:
+            turns, asked = [{"role": "user", "content": prompt}], dict(chat or ())
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **asked)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(
@@ -188,6 +193,14 @@ class Worker:
         )
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """A checkpoint's tokenizer by a stock class. Dream's is Qwen2's under a name of its own, whose code is not run."""
+    file = folder / "tokenizer_config.json"
+    named = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
+    stock = {"tokenizer_type": "qwen2"} if named == "DreamTokenizer" else {}
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **stock)
+
+
 @dataclass(frozen=True)
 class _Outcome:
     decoding: Decoding | None
@@ -205,6 +218,7 @@ def _settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
         threshold=asked.threshold,
         layout=asked.layout,
         cache=asked.cache,
+        suffix=asked.suffix,
         pad_pieces=drafter.pad_pieces if drafter else 0,
     )
 
@@ -262,11 +276,26 @@ def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
 
     Raises ValueError, in one line, for a wrong value or a checkpoint that is not there.
     """
-    if options.get("dtype", "float32") not in DTYPES:
+    if (options.get("dtype") or "float32") not in DTYPES:
         raise ValueError(f"dtype: no dtype {options['dtype']!r}; there are {', '.join(DTYPES)}")
-    fields = {key: value for key, value in options.items() if value is not None}
-    revision = targets.resolve(fields["family"], locate(fields["path"]), fields.pop("revision", None))
-    return ModelSpec(name=name, revision=revision, **fields)
+    family, path, stop_ids = options["family"], options["path"], options.get("stop_ids")
+    return ModelSpec(
+        name=name,
+        family=family,
+        path=path,
+        revision=targets.resolve(family, locate(path), options.get("revision")),
+        block_length=options["block_length"],
+        dtype=options.get("dtype") or "float32",
+        mask_id=options.get("mask_id"),
+        stop_ids=None if stop_ids is None else tuple(stop_ids),
+        chat=_chat(options.get("chat")),
+        exact=targets.exact(family),
+    )
+
+
+def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
+    """`asked` as a spec holds it; no arguments are the template's defaults."""
+    return False if asked is False else tuple(sorted((asked or {}).items())) or None
 
 
 def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:

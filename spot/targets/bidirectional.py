@@ -1,7 +1,7 @@
 """Targets that see the whole text from everywhere (LLaDA, Dream): blocks from the prompt's end, an approximate cache.
 
-The prefix cache is Fast-dLLM's: a block's first pass computes the whole text and keeps the keys and values of what comes
-before the block; they are held, stale, until the block is full (design.md §3).
+The prefix cache is Fast-dLLM's: a block's first pass computes the whole text and keeps the keys and values of what
+comes before the block; they are held, stale, until the block is full (design.md §3).
 """
 
 import torch
@@ -63,7 +63,7 @@ class Bidirectional(nn.Module):
         return logits(self.model, torch.cat([before, hidden], 1)[:, : self.config.block_length])
 
     def _refresh(self, node: Tensor) -> Tensor:
-        """Logits [1, B, V] of the only node [1, B] of a block's first pass, which stores what comes before the block."""
+        """Logits [1, B, V] of the only node [1, B] of a block's first pass, which stores what comes before it."""
         rows, start = self._rows(node, self._text), len(self._text)
         whole = Segment(1, rows.shape[1])
         hidden, stored = run_layers(self.model, rows[0], self._positions(rows), empty_cache(self.model), whole, [])

@@ -19,7 +19,7 @@ class BlockCausal(nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.config = config
-        self._clear("batch", True)
+        self.prefill([])
 
     @property
     def device(self) -> torch.device:
@@ -27,9 +27,10 @@ class BlockCausal(nn.Module):
 
     def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
         """Forget the last text and store the prompt's whole blocks. Returns the passes that took: 0 or 1."""
-        self._clear(layout, cache)
         whole = len(prompt) // self.config.block_length * self.config.block_length
-        self.advance(torch.tensor(prompt[:whole], dtype=torch.long, device=self.device))
+        self._pending = torch.tensor(prompt[:whole], dtype=torch.long, device=self.device)
+        self._cache, self._stored = empty_cache(self.model), 0
+        self._layout, self._cached = layout, cache
         if whole == 0 or not cache:
             return 0
         self(torch.empty(0, self.config.block_length, dtype=torch.long, device=self.device))
@@ -65,8 +66,3 @@ class BlockCausal(nn.Module):
         """[length, length] bool: a position sees its own block and those before it."""
         block = torch.arange(length, device=self.device) // self.config.block_length
         return block[:, None] >= block[None, :]
-
-    def _clear(self, layout: str, cache: bool) -> None:
-        self._cache = empty_cache(self.model)
-        self._stored, self._layout, self._cached = 0, layout, cache
-        self._pending = torch.empty(0, dtype=torch.long, device=self.device)

@@ -55,7 +55,7 @@ def build(published: dict[str, Any]) -> PreTrainedModel:
 
 
 def parts(model: PreTrainedModel) -> Parts:
-    found = {theirs: (Part(ours),) for theirs, ours in _OUTER.items()}
+    found: dict[str, tuple[Part, ...]] = {theirs: (Part(ours),) for theirs, ours in _OUTER.items()}
     config = model.config
     for layer in range(config.num_hidden_layers):
         here = f"model.layers.{layer}"
@@ -76,12 +76,12 @@ def target(model: PreTrainedModel, config: TargetConfig) -> BlockCausal:
     return BlockCausal(model, config)
 
 
-def _mlp(here: str) -> Parts:
+def _mlp(here: str) -> dict[str, tuple[Part, ...]]:
     return {f"{here}.{name}.weight": (Part(f"{here}.{name}.weight"),) for name in _PROJECTIONS}
 
 
-def _moe(here: str, config: Glm4MoeConfig) -> Parts:
-    found = {
+def _moe(here: str, config: Glm4MoeConfig) -> dict[str, tuple[Part, ...]]:
+    found: dict[str, tuple[Part, ...]] = {
         **_mlp(f"{here}.shared_experts"),
         f"{here}.gate.weight": (Part(f"{here}.gate.weight"),),
         f"{here}.gate.expert_bias": (Part(f"{here}.gate.e_score_correction_bias"),),

@@ -99,9 +99,10 @@ def _attend(attention, hidden, rotary, prefix, text, segments) -> tuple[Tensor, 
     for segment in ([text] if text.length else []) + segments:
         part = slice(first, first + segment.tokens)
         q, k, v = (segment.fold(x[0, :, part]) for x in (query, key, value))
-        mixed.append(segment.unfold(shared_prefix_attention(q, k, v, *prefix, segment.visible)))
+        before_key, before_value = prefix
+        mixed.append(segment.unfold(shared_prefix_attention(q, k, v, before_key, before_value, segment.visible)))
         if segment is text:  # what follows sees the text
-            prefix = (torch.cat([prefix[0], k[0]], 1), torch.cat([prefix[1], v[0]], 1))
+            prefix = (torch.cat([before_key, k[0]], 1), torch.cat([before_value, v[0]], 1))
         first = part.stop
     return attention.o_proj(torch.cat(mixed)[None]), prefix
 

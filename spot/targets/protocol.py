@@ -27,8 +27,8 @@ class TargetConfig:
 class Target(Protocol):
     """`prefill`, then calls and `advance` until the text is done. One call is one pass."""
 
-    config: TargetConfig
-
+    @property
+    def config(self) -> TargetConfig: ...
     @property
     def device(self) -> torch.device: ...
 

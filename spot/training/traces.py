@@ -36,7 +36,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Softened:
-    """`target` made less sure of itself: its logits divided by `by`. What an order model for other targets learns from."""
+    """`target` made less sure of itself, its logits divided by `by`: what an order model for others learns from."""
 
     target: Target
     by: float

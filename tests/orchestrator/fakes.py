@@ -81,7 +81,18 @@ class Fakes:
         return self.task
 
     def resolve_model(self, name: str, options: dict[str, Any]) -> ModelSpec:
-        return ModelSpec(name, options["family"], options["path"], self.revision, options["block_length"])
+        stop_ids, chat = options.get("stop_ids"), options.get("chat")
+        return ModelSpec(
+            name,
+            options["family"],
+            options["path"],
+            self.revision,
+            options["block_length"],
+            mask_id=options.get("mask_id"),
+            stop_ids=stop_ids and tuple(stop_ids),
+            chat=tuple(chat.items()) if chat else chat,
+            exact=options["family"] not in ("llada", "dream"),
+        )
 
     def make_worker(self, model: ModelSpec) -> "FakeWorker":
         self.loads.append(model.name)

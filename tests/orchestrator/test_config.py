@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import Config, known, load, load_stored, settings
+from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, settings
 from orchestrator.errors import UserError
 
 MISTAKES = [
@@ -15,7 +15,7 @@ MISTAKES = [
     (["decode=3"], "command line: decode: 3 is the wrong type; key: value lines expected"),
     (["models=[]"], "command line: models: an empty axis; give it at least one value"),
     (["models=tiny-sdar"], "command line: models: the wrong type; a list (text each) expected"),
-    (["models=[nope]"], "command line: models: no such model: 'nope'; known: tiny-sdar"),
+    (["models=[nope]"], "command line: models: no such model: 'nope'; known: dream-7b, llada-8b, "),
     (["tasks=[arit]"], "command line: tasks: no such task: 'arit'; did you mean 'arith'? known: arith, gsm8k"),
     (["drafters=[spt]"], "command line: drafters: no such drafter: 'spt'; did you mean 'spot'? known: blockspec, "),
     (["drafter.spot.tokgat=1"], "command line: drafter.spot.tokgat: unknown key; did you mean 'tokgate'?"),
@@ -30,7 +30,7 @@ MISTAKES = [
     (["decode.unmasking=all"], "command line: decode.unmasking: 'all': single or threshold"),
     (["decode.threshold=1"], "command line: decode.threshold: 1.0: a probability between 0 and 1"),
     (["decode.layout=rows"], "command line: decode.layout: 'rows': batch or concat"),
-    (["decode.suffix=keep"], "command line: decode.suffix: 'keep': 'skip'; the blocks of these targets are causal"),
+    (["decode.suffix=drop"], "command line: decode.suffix: 'drop': keep or skip"),
     (["decode.verify=sample"], "command line: decode.verify: 'sample': 'match', the exact one, is all there is"),
     (["name=a/b"], "command line: name: 'a/b': letters, digits"),
     (["store=${x}"], "command line: store: Interpolation key 'x' not found"),
@@ -43,6 +43,17 @@ MISTAKES = [
     (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),
     (["model.tiny-sdar.revision=3"], "command line: model.tiny-sdar.revision: 3 is the wrong type; text expected"),
     (["model.tiny-sdar.block_length=0"], "command line: model.tiny-sdar.block_length: 0: one position or more"),
+    (["model.tiny-sdar.mask=1"], "command line: model.tiny-sdar.mask: unknown key; did you mean 'mask_id'?"),
+    (["model.tiny-sdar.mask_id=-1"], "command line: model.tiny-sdar.mask_id: -1: a token id is 0 or more"),
+    (["model.tiny-sdar.stop_ids=3"], "command line: model.tiny-sdar.stop_ids: 3 is the wrong type; a list expected"),
+    (["model.tiny-sdar.stop_ids=[]"], "command line: model.tiny-sdar.stop_ids: []: a list of token ids, or null"),
+    (["model.tiny-sdar.chat=true"], "model.tiny-sdar.chat: True is the wrong type; key: value lines, false or null"),
+    (["model.tiny-sdar.chat={a: [1]}"], "command line: model.tiny-sdar.chat: a: [1]; text, a number, true or false"),
+    (["model.tiny-sdar.decode.stop=never"], "command line: model.tiny-sdar.decode: stop: 'never': 'eos' or 'length'"),
+    (["model.tiny-sdar.decode.stp=eos"], "model.tiny-sdar.decode: stp: unknown key; did you mean 'stop'?"),
+    (["model.tiny-sdar.decode.cache=1"], "model.tiny-sdar.decode: cache: 1 is the wrong type; true or false expected"),
+    (["model.tiny-sdar.size.params=1"], "command line: model.tiny-sdar.size: params: unknown key; did you mean"),
+    (["model.sdar-1.7c.dtype=x"], "command line: model.sdar-1.7c.dtype: no such model: 'sdar-1'; did you mean 'sdar-"),
     (["limit"], "command line: limit: not an override; write key=value"),
     (["limit=["], "command line: limit: 'limit=[' is not YAML"),
 ]
@@ -127,6 +138,100 @@ def test_an_entry_that_only_the_stored_config_knows_can_be_overridden():
     assert config.drafter["bold"]["tokgate"] == 0.5
 
 
+def one_model(tmp_path: Path, model: str, decode: str = "{}") -> str:
+    """A grid file with one model, its own."""
+    grid = tmp_path / "mine.yaml"
+    axes = "models: [mine]\ntasks: [arith]\ndrafters: [stale]\nbudgets: [4]\n"
+    grid.write_text(f"{axes}decode: {decode}\nmodel: {{mine: {model}}}\n")
+    return str(grid)
+
+
+@pytest.fixture
+def catalogue(tmp_path, monkeypatch) -> Path:
+    """configs/model in a folder of the test's own, with the rest of configs/ as it is."""
+    for section in CONFIGS.iterdir():
+        (tmp_path / section.name).symlink_to(section)
+    (tmp_path / "model").unlink()
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr("orchestrator.config.CONFIGS", tmp_path)
+    return tmp_path / "model"
+
+
+TARGET = "family: sdar\npath: x\nblock_length: 4\n"
+
+
+def test_every_published_target_is_in_the_catalogue_and_every_entry_is_valid():
+    entries = models()
+    assert {"sdar-8b", "sdar-4b", "sdar-1.7b", "llada2-mini", "llada-8b", "dream-7b"} <= entries.keys()
+    for name in entries:
+        assert load("quickstart", [f"models=[{name}]"])[0].model == {name: entries[name]}
+
+
+def test_what_is_published_of_a_target_is_all_in_its_entry():
+    for name, entry in models().items():
+        if not name.startswith("tiny"):
+            assert entry["mask_id"] and entry["stop_ids"] and entry["dtype"] == "bfloat16"
+            assert 1.9 < 1e9 * entry["size"]["gigabytes"] / entry["size"]["parameters"] < 2.1  # bfloat16: two bytes
+
+
+def test_a_published_target_says_its_block_length_where_its_name_does():
+    for name, entry in models().items():
+        if entry["path"].startswith("JetLM/"):
+            trained = entry["path"].partition("-Chat-b")[2] or "4"
+            assert entry["block_length"] == int(trained)
+            assert name.partition("-b")[2] == ("" if trained == "32" else trained)
+
+
+def test_a_name_with_a_dot_can_be_overridden():
+    config, _ = load(
+        "quickstart", ["models=[sdar-1.7b]", "model.sdar-1.7b.dtype=float32", "model.sdar-1.7b.chat=false"]
+    )
+    assert (config.model["sdar-1.7b"]["dtype"], config.model["sdar-1.7b"]["chat"]) == ("float32", False)
+    with pytest.raises(UserError, match=r"configs/model/sdar-1\.7b\.yaml: model\.sdar-1\.7b\.family: "):
+        raise Source("mine.yaml").error("model.sdar-1.7b.family", "wrong")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TARGET + "dtpe: x\n", "mine.yaml: model.mine.dtpe: unknown key; did you mean 'dtype'?"),
+        ("family: sdar\npath: x\n", "mine.yaml: model.mine.block_length: missing; every model has one"),
+        (TARGET + "stop_ids: [a]\n", "mine.yaml: model.mine.stop_ids: ['a']: a list of token ids"),
+        (TARGET + "decode: {threshold: 2.0}\n", "mine.yaml: model.mine.decode: threshold: 2.0: a probability"),
+        ("family: [sdar\n", "mine.yaml: not YAML"),
+        ("- sdar\n", "mine.yaml: not a mapping"),
+    ],
+)
+def test_a_broken_entry_is_one_line_naming_its_file(catalogue, text, message):
+    (catalogue / "mine.yaml").write_text(text)
+    for find in (models, lambda: load("quickstart", ["models=[mine]"])):
+        with pytest.raises(UserError) as raised:
+            find()
+        assert message in str(raised.value)
+
+
+def test_a_models_own_decode_settings_hold_where_the_grid_makes_none(catalogue):
+    (catalogue / "mine.yaml").write_text(TARGET + "decode: {threshold: 0.95, gen_length: 64}\n")
+    (catalogue / "other.yaml").write_text(TARGET)
+    chosen = ["models=[mine,other]", "decode.threshold=0.5"]  # the quickstart's file sets gen_length
+    assert load("quickstart", chosen)[0].decode_of("mine").threshold == 0.5
+    config = load("quickstart", chosen[:1])[0]
+    assert [config.decode_of(name).threshold for name in ("mine", "other")] == [0.95, 0.9]
+    assert [config.decode_of(name).gen_length for name in ("mine", "other")] == [128, 128]
+    resumed = load_stored(config.as_dict(), Path("sweep.yaml"))[0]
+    assert resumed == config
+    assert load_stored(config.as_dict(), Path("sweep.yaml"), chosen[1:])[0].decode_of("mine").threshold == 0.5
+
+
+def test_what_a_grid_says_of_a_model_holds_for_that_model(tmp_path):
+    entry = "{family: sdar, path: x, block_length: 4, decode: {threshold: 0.7}}"
+    grid = one_model(tmp_path, entry, "{threshold: 0.5, gen_length: 64}")
+    decode = load(grid)[0].decode_of("mine")
+    assert (decode.threshold, decode.gen_length) == (0.7, 64)
+    asked = ["models=[tiny-sdar]", "decode.threshold=0.5", "model.tiny-sdar.decode.threshold=0.8"]
+    assert load("quickstart", asked)[0].decode_of("tiny-sdar").threshold == 0.8
+
+
 def test_every_bundled_grid_is_valid():
     for name in known("grid"):
         assert load(name)[0].name == name
@@ -148,10 +253,8 @@ def test_every_bundled_grid_is_valid():
     ],
 )
 def test_a_model_of_ones_own_has_every_key_it_needs_and_no_other(tmp_path, entry, message):
-    grid = tmp_path / "mine.yaml"
-    grid.write_text(f"models: [mine]\ntasks: [arith]\ndrafters: [stale]\nbudgets: [4]\nmodel: {{mine: {entry}}}\n")
     with pytest.raises(UserError) as raised:
-        load(str(grid))
+        load(one_model(tmp_path, entry))
     assert message in str(raised.value)
 
 

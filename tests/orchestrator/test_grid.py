@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
+import yaml
 
 from orchestrator.grid import Cell, choose_rows
 from orchestrator.plan import estimated_passes, model_loads
@@ -39,7 +40,7 @@ def test_a_value_given_twice_counts_once_and_is_noted(override):
 def test_keys_are_unique_and_the_same_in_every_process():
     keys = [cell.key for cell in plan_of(Fakes(), "temperatures=[0,1]", "seeds=[0,1]").grid.cells]
     assert len(set(keys)) == len(keys) == 20
-    assert EXAMPLE.key == "v2-952159c331ca639c9a66"  # changes only together with KEY_VERSION
+    assert EXAMPLE.key == "v3-297c8385a00997cdbbf3"  # changes only together with KEY_VERSION
 
 
 EXAMPLE = Cell(
@@ -52,7 +53,7 @@ EXAMPLE = Cell(
 @pytest.mark.parametrize("name", [field.name for field in fields(Cell)])
 def test_every_field_of_a_cell_decides_its_key(name):
     value = getattr(EXAMPLE, name)
-    special = {"drafter_options": (("tokgate", 0.7),), "threshold": 0.9}
+    special = {"drafter_options": (("tokgate", 0.7),), "threshold": 0.9, "stop_ids": (2,), "chat": False, "mask_id": 0}
     other = special.get(name, value + "x" if isinstance(value, str) else not value)
     assert replace(EXAMPLE, **{name: other}).key != EXAMPLE.key
 
@@ -72,6 +73,35 @@ def test_every_field_of_a_cell_decides_its_key(name):
 def test_a_setting_that_decides_results_makes_other_cells(change):
     before, after = plan_of(Fakes()), plan_of(Fakes(), change)
     assert before.cells.keys() != after.cells.keys()
+
+
+@pytest.mark.parametrize("change", ["mask_id=7", "stop_ids=[1,2]", "chat=false", "chat={enable_thinking: false}"])
+def test_how_a_target_is_read_makes_other_cells(change):
+    cells, changed = plan_of(Fakes()).cells, plan_of(Fakes(), f"model.tiny-sdar.{change}").cells
+    assert not cells.keys() & changed.keys()
+
+
+@pytest.mark.parametrize(("model", "seen"), [("tiny-sdar", False), ("llada-8b", True)])
+def test_the_suffix_makes_other_cells_only_of_targets_that_see_it(model, seen):
+    keep, skip = (plan_of(Fakes(), f"models=[{model}]", f"decode.suffix={suffix}") for suffix in ("keep", "skip"))
+    assert (keep.cells.keys() != skip.cells.keys()) == seen
+    assert [plan.waves({})[0][0].decode.suffix for plan in (keep, skip)] == ["keep", "skip" if seen else "keep"]
+
+
+def test_a_models_own_decode_settings_are_in_its_cells_and_its_sample_tasks_alone():
+    plan = plan_of(Fakes(), "models=[tiny-sdar,tiny-sdar-96]", "model.tiny-sdar.decode.gen_length=64")
+    lengths = {"tiny-sdar": 64, "tiny-sdar-96": 128}
+    assert {cell.model: cell.gen_length for cell in plan.grid.cells} == lengths
+    assert {task.model.name: task.decode.gen_length for task in plan.waves({})[0]} == lengths
+
+
+def test_a_cell_reads_back_from_plain_values_and_from_those_of_an_older_version():
+    cell = replace(EXAMPLE, drafter_options=(("depths", (1, 2)),), stop_ids=(1, 2), chat=(("enable_thinking", False),))
+    plain = yaml.safe_load(yaml.safe_dump(cell.as_dict()))
+    assert Cell.from_dict(plain) == cell
+    for name in ("mask_id", "stop_ids", "chat", "suffix"):
+        del plain[name]
+    assert Cell.from_dict(plain) == replace(cell, stop_ids=None, chat=None)
 
 
 def test_new_weights_or_new_data_make_other_cells():

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import launch
+from orchestrator import config as configs
 from orchestrator.ledger import Ledger, read_sweep
 from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
 
@@ -389,6 +390,54 @@ def test_a_model_that_cannot_be_loaded_ends_an_analysis_in_one_line(monkeypatch,
     monkeypatch.setattr("workers.worker.Worker", Unloadable)
     assert run("analyze", "--model", "tiny-sdar", "--task", "arith") == 2
     assert capsys.readouterr().err == "error: model tiny-sdar could not be loaded: OSError: no tokenizer\n"
+
+
+@pytest.mark.parametrize("drafter", ["spot-edge", "spot-sets-edge"])
+def test_drafts_across_the_blocks_edge_are_refused_where_the_cache_is_not_exact(drafter, capsys):
+    assert run("plan", "quickstart", "models=[tiny-sdar,llada-8b]", f"drafters=[stale,{drafter}]") == 2
+    said = "drafting across the block's edge needs an exact prefix cache, which llada has not"
+    assert capsys.readouterr().err == f"error: configs/drafter/{drafter}.yaml: drafter.{drafter}.edge: {said}\n"
+    assert run("plan", "quickstart", "models=[llada2-mini]", f"drafters=[stale,{drafter}]") == 0
+    assert run("plan", "quickstart", "models=[llada-8b]") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("family=llama", "model.tiny-sdar.family: no family 'llama'; there are "),
+        ("family=dream", "assets/tiny-sdar/config.json: model_type 'sdar'; 'Dream' expected"),
+        ("dtype=float8", "model.tiny-sdar.dtype: no dtype 'float8'; there are "),
+    ],
+)
+def test_a_target_that_is_none_of_its_family_is_one_line_and_loads_nothing(change, said, monkeypatch, capsys):
+    monkeypatch.setattr("workers.worker.Worker", Unloadable)
+    assert launch.main(["plan", "quickstart", f"model.tiny-sdar.{change}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_models_lists_the_catalogue_and_what_is_here(monkeypatch, capsys):
+    held = dict.fromkeys(configs.known("model"), "not cached") | {
+        "tiny-sdar": "folder",
+        "sdar-8b": "cached (16.4 GB)",
+    }
+    monkeypatch.setattr("workers.models.held", lambda entries: held)
+    assert run("models") == 0
+    lines = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert lines.keys() == {"model", *configs.known("model")}
+    assert lines["tiny-sdar"] == "tiny-sdar sdar 32 its own float32 assets/tiny-sdar weights folder"
+    published = "sdar-8b sdar 32 151669 bfloat16 8.2 B, 16.4 GB JetLM/SDAR-8B-Chat-b32 newest cached (16.4 GB)"
+    assert lines["sdar-8b"] == published
+    assert "05334cb9faaf not cached" in lines["dream-7b"]
+
+
+def test_models_names_a_broken_entry_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("family: sdar\npath: x\nblock_length: four\n")
+    monkeypatch.setattr("orchestrator.config.CONFIGS", tmp_path)
+    assert run("models") == 2
+    said = "model.mine.block_length: 'four' is the wrong type; a whole number expected"
+    assert capsys.readouterr().err == f"error: model/mine.yaml: {said}\n"
 
 
 def test_a_block_longer_than_a_drafters_model_is_refused(monkeypatch, capsys):

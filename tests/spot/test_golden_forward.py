@@ -137,7 +137,7 @@ def test_over_a_dual_cache_our_layers_give_the_authors_logits(family, changed):
 
 @torch.inference_mode()
 def over_dual_cache(model, ids: torch.Tensor, block: slice, tokens: torch.Tensor) -> torch.Tensor:
-    """Raw logits [B, V] of `tokens` in place of the `block` of `ids`, whose other keys and values are used as they are."""
+    """Raw logits [B, V] of `tokens` in place of `block` of `ids`, whose other keys and values are used as they are."""
     _, whole = run_layers(model, ids, torch.arange(len(ids)), empty_cache(model), Segment(1, len(ids)), [])
     rest = torch.tensor([i for i in range(len(ids)) if not block.start <= i < block.stop])
     held = [(key[:, rest], value[:, rest]) for key, value in whole]

@@ -3,7 +3,8 @@
 import pytest
 
 from orchestrator import config as configs
-from orchestrator.plan import Plan, backend, decode_spec, make_plan
+from orchestrator.grid import decode_spec
+from orchestrator.plan import Plan, backend, make_plan
 from workers.work import MethodTask, SampleTask
 from workers.worker import Worker
 
@@ -34,8 +35,8 @@ def records(request, worker) -> dict[str, dict]:
     """Records of one row by drafter."""
     planned = plan(request.param)
     methods = tuple(MethodTask(name, planned.drafters[name], 4) for name in NAMES)
-    spec = decode_spec(planned.config, planned.config.temperatures[0], 0)
     row, model = planned.tasks["arith"].rows[0], planned.models["tiny-sdar"]
+    spec = decode_spec(planned.config, model, planned.config.temperatures[0], 0)
     task = SampleTask("", model, "arith", row.id, row.prompt, spec, MethodTask("control", None, 0), methods)
     return {record["cell"]: record for record in worker.run(task)}
 

@@ -1,5 +1,6 @@
 """A worker on the bundled tiny target: pairs, records, failures."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 from spot.order_model import OrderModel, save_order_model
 from workers.tasks import load_task
 from workers.work import DecodeSpec, DrafterSpec, MethodTask, SampleTask
-from workers.worker import Worker, environment, resolve_drafter, resolve_model
+from workers.worker import Worker, environment, load_tokenizer, resolve_drafter, resolve_model
 
 MODEL = resolve_model("tiny-sdar", {"family": "sdar", "path": "assets/tiny-sdar", "block_length": 32})
 SPOT = resolve_drafter("spot", {"checkpoint": "assets/tiny-spot.safetensors"})
@@ -106,6 +107,45 @@ def test_float64_is_identical_without_exception():
         task = replace(TASK, decode=DecodeSpec(128, temperature, 3))
         methods = tuple(MethodTask(f"{d.name}-{b}", d, b) for d in (SPOT, STALE) for b in (4, 8, 20))
         assert all(record["identical"] for record in worker.run(replace(task, methods=methods)))
+
+
+def test_a_target_is_what_its_entry_says():
+    entry = {"family": "sdar", "path": "assets/tiny-sdar", "block_length": 32, "revision": None, "dtype": None}
+    assert resolve_model("tiny-sdar", {**entry, "mask_id": None, "stop_ids": None, "chat": {}, "size": None}) == MODEL
+    told = resolve_model("m", {**entry, "mask_id": 5, "stop_ids": [7, 8], "chat": {"enable_thinking": False}})
+    assert (told.mask_id, told.stop_ids, told.chat) == (5, (7, 8), (("enable_thinking", False),))
+    config = Worker(told).target.config
+    assert (config.mask_id, config.stop_ids) == (5, {7, 8})
+
+
+def test_dreams_tokenizer_loads_without_its_code(tmp_path):
+    """The files as its authors publish them: no tokenizer.json, and a class that only their code has."""
+    mask = {"content": "<|mask|>", "special": True} | dict.fromkeys(["lstrip", "rstrip", "single_word"], False)
+    config = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "added_tokens_decoder": {"5": {**mask, "normalized": False}},
+        "chat_template": "{{ messages[0].content }}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "Dream"}')
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nĠ ab\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("ab ab<|mask|>a", add_special_tokens=False) == [3, 4, 5, 0]
+    assert tokenizer.decode([3, 4, 5], skip_special_tokens=True) == "ab ab"
+
+
+def test_the_chat_template_gets_its_arguments_and_without_one_a_prompt_goes_in_as_it_is(worker, monkeypatch):
+    def read(chat):
+        monkeypatch.setattr(worker, "_model", replace(MODEL, chat=chat))
+        return worker.text(worker.prompt_ids("Mia has 3 pens."), special=True)
+
+    assert read(None) != read(False) == "Mia has 3 pens."
+    template = "{% if not brief %}Please: {% endif %}{{ messages[0].content }}"
+    monkeypatch.setattr(worker._tokenizer, "chat_template", template)
+    assert read((("brief", True),)) == "Mia has 3 pens."
+    assert read(None) == "Please: Mia has 3 pens."
 
 
 @pytest.mark.parametrize(

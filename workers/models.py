@@ -1,0 +1,42 @@
+"""Which of the catalogue's checkpoints are on this machine: folders, and what the hub's cache holds. No network."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CachedRepoInfo, CacheNotFound, scan_cache_dir
+
+from workers.worker import locate
+
+
+def held(entries: Mapping[str, Mapping[str, Any]], cache: Path | None = None) -> dict[str, str]:
+    """By model: `folder`, `cached (16.4 GB)` or `not cached`. `cache` is the hub's own folder by default."""
+    repos = _cached_repos(cache)
+    return {name: _held(str(entry["path"]), entry["revision"], repos) for name, entry in entries.items()}
+
+
+def _held(path: str, revision: str | None, repos: Mapping[str, CachedRepoInfo]) -> str:
+    if Path(locate(path)).is_dir():
+        return "folder"
+    size = _weights(repos[path], revision) if path in repos else 0
+    return f"cached ({size / 1e9:.1f} GB)" if size else "not cached"
+
+
+def _weights(repo: CachedRepoInfo, revision: str | None) -> int:
+    """The bytes of the weights at `revision`, a commit, branch or tag, or of the largest revision there is."""
+    return max(
+        (
+            sum(file.size_on_disk for file in held.files if file.file_name.endswith(".safetensors"))
+            for held in repo.revisions
+            if revision is None or revision == held.commit_hash or revision in held.refs
+        ),
+        default=0,
+    )
+
+
+def _cached_repos(cache: Path | None) -> dict[str, CachedRepoInfo]:
+    try:
+        found = scan_cache_dir(cache).repos
+    except (CacheNotFound, ValueError):  # no folder, or a file
+        return {}
+    return {repo.repo_id: repo for repo in found if repo.repo_type == "model"}
