@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator import config as configs
+from orchestrator import estimate
 from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import UserError
@@ -116,10 +117,22 @@ def resume(
 
 
 @app.command()
-def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
-    """Show what `run` would do: cells, samples, passes. Starts no Ray, needs no GPU, loads no target."""
+def plan(
+    context: typer.Context,
+    grid: GridName,
+    overrides: Overrides = None,
+    probe: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of `launch.py probe`, one a model. [default: runs/probe/MODEL-DEVICE.json, if there]"),
+    ] = None,
+) -> None:
+    """Show what `run` would do: cells, samples, passes; their time, if the models are probed.
+
+    Starts no Ray, needs no GPU, loads no target.
+    """
     config, source = configs.load(grid, overrides or [])
     found = make_plan(config, source, context.obj or backend())
+    probes, unused = estimate.find(found, probe or [])
     results = Ledger(config.folder).results()
     console = Console()
     _print_notes(console, found)
@@ -134,6 +147,8 @@ def plan(context: typer.Context, grid: GridName, overrides: Overrides = None) ->
             f"about {model_loads(found, results, workers)} model loads by {workers} workers, "
             f"at most {estimated_passes(found, results):,} target passes"
         )
+    for line in (*estimate.lines(found, results, workers, probes), *unused):
+        _print(console, line)
     console.print(f"[dim]{escape(str(config.folder))}[/]")
 
 
@@ -401,6 +416,50 @@ def decode(
         print(line)
     print(worker.text(decoding.tokens))
     print(summary(decoding), file=sys.stderr)
+
+
+# ---- a new machine
+
+
+@app.command()
+def probe(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The target, an entry of configs/model.")],
+    overrides: Overrides = None,
+    task: Annotated[str, typer.Option(help="Whose first prompts to decode, an entry of configs/task.")] = "arith",
+    drafter: Annotated[str, typer.Option(help="Who drafts, an entry of configs/drafter.")] = "spot",
+    out: Annotated[
+        Path | None, typer.Option(help="The file of findings. [default: runs/probe/MODEL-DEVICE.json]")
+    ] = None,
+) -> None:
+    """What a target does on this machine: memory, speed, rounding, and the cost of a pass by its number of drafts.
+
+    Decodes three prompts in this process; minutes. On a GPU: workers.device=cuda. `plan` tells times by the findings.
+    """
+    from orchestrator import probe as probing
+
+    config, source = probing.asked(model, task, drafter, overrides or [])
+    plan = make_plan(config, source, context.obj or backend())
+    check_room(config, source)
+    file = out or estimate.default_file(config, model)
+    probing.check_out(file)
+    from workers.probe import load
+    from workers.probe import probe as measured
+
+    console = Console()
+    say = partial(_print, console)
+    try:
+        with said_in_one_line(f"model {model} could not be loaded"):
+            loaded = load(plan.models[model], say)
+        with said_in_one_line(f"model {model} could not be probed"):
+            found = measured(loaded, [task for wave in plan.waves({}) for task in wave], say)
+    except KeyboardInterrupt:
+        print("stopped; nothing is written", file=sys.stderr)
+        raise typer.Exit(130) from None
+    probing.write(found, file)
+    for part in probing.printed(found):
+        console.print(part)
+    _print(console, f"findings: {file}")
 
 
 # ---- training

@@ -274,7 +274,12 @@ def cell_state(cell: Cell, rows: tuple[str, ...], results: Results) -> CellState
 
 
 def estimated_passes(plan: Plan, results: Results) -> int:
-    """Target passes still to make, controls decoded again for pairing included.
+    """Target passes still to make, controls decoded again for pairing included."""
+    return math.ceil(sum(passes_by_cell(plan, results).values()))
+
+
+def passes_by_cell(plan: Plan, results: Results) -> dict[str, float]:
+    """Those passes, by cell key.
 
     A cell with results is taken at its mean NFE; one without at the most it can need, a pass a position.
     """
@@ -282,12 +287,13 @@ def estimated_passes(plan: Plan, results: Results) -> int:
     for cell in plan.grid.cells:
         most = cell.gen_length + cell.block_length - 1
         means[cell.key] = cell_state(cell, plan.rows[cell.key], results).nfe or most
-    total = 0.0
+    passes = dict.fromkeys(means, 0.0)
     for wave in plan.waves(results):
         for task in wave:
             group = Group(task.model.name, task.task, task.decode.temperature, task.decode.seed)
-            total += means[plan.controls[group].key] + sum(means[method.cell] for method in task.methods)
-    return math.ceil(total)
+            for key in (plan.controls[group].key, *(method.cell for method in task.methods)):
+                passes[key] += means[key]
+    return passes
 
 
 def model_loads(plan: Plan, results: Results, workers: int) -> int:
