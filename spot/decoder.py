@@ -300,8 +300,8 @@ def next_states(
         vocabulary = torch.arange(z.shape[-1], device=logits.device)
         gumbel = noise.gumbel(begin + index[:, None], steps, vocabulary)
         gumbel = gumbel[torch.tensor([distinct[key] for key in at], device=logits.device)]
-    token, surprise = choose(z, mask_id, settings.temperature, gumbel)
-    commit = committed(tokens == mask_id, surprise, settings.threshold)
+    token, doubt = choose(z, mask_id, settings.temperature, gumbel)
+    commit = committed(tokens == mask_id, doubt, settings.threshold)
     after = blocks.index_copy(1, index, torch.where(commit, token, tokens)).tolist()
     states = {(n, s): nodes[n][:-size] + tuple(block) for (n, s), block in zip(rows, after, strict=True)}
     return {(n, s): states[n, s if noisy else 0] for n, s in visits}

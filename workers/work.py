@@ -6,7 +6,7 @@ Everything here is a frozen dataclass of plain values, so that it pickles small,
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-SEMANTICS = 1  # raised by hand when the same cell would decode to something else; part of every cell key
+SEMANTICS = 2  # raised by hand when the same cell would decode to something else; part of every cell key
 
 Chat = tuple[tuple[str, str | int | float], ...] | Literal[False] | None
 

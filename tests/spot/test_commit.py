@@ -12,11 +12,11 @@ from spot.commit import choose, committed, surprise
 MASK = 3
 
 
-def test_token_is_the_argmax_without_the_mask_and_surprise_counts_the_mask_in():
+def test_token_is_the_argmax_without_the_mask_and_its_odds_count_the_mask_in():
     logits = torch.tensor([[1.0, 2.0, 0.0, 9.0]])
-    token, r = choose(logits, MASK, 0.0, None)
+    token, doubt = choose(logits, MASK, 0.0, None)
     assert token.tolist() == [1]
-    assert r.item() == pytest.approx(math.log(sum(math.exp(x) for x in (1, 2, 0, 9))) - 2)
+    assert doubt.item() == pytest.approx(math.log(sum(math.exp(x) for x in (1, 0, 9))) - 2)
 
 
 def test_ties_go_to_the_lowest_token_and_then_the_lowest_position():
@@ -29,16 +29,17 @@ def test_ties_go_to_the_lowest_token_and_then_the_lowest_position():
 def test_a_threshold_commits_every_masked_position_likelier_than_it_and_at_least_the_best_one():
     likely = torch.tensor([[0.95, 0.91, 0.9, 0.99], [0.5, 0.8, 0.3, 0.99]])
     masked = torch.tensor([[True, True, True, False]] * 2)
-    commits = committed(masked, -likely.log(), threshold=0.9)
+    against = ((1 - likely) / likely).log()
+    commits = committed(masked, against, threshold=0.9)
     assert commits.tolist() == [[True, True, False, False], [False, True, False, False]]
-    assert committed(masked, -likely.log()).tolist() == [[True, False, False, False], [False, True, False, False]]
+    assert committed(masked, against).tolist() == [[True, False, False, False], [False, True, False, False]]
 
 
 def test_noise_moves_the_token_and_the_confidence_is_the_tempered_softmax():
     logits, gumbel = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0, 8.0, 0.0, 99.0]])
-    token, r = choose(logits, MASK, 0.5, gumbel)
+    token, doubt = choose(logits, MASK, 0.5, gumbel)
     assert token.item() == 1
-    assert r.item() == pytest.approx(math.log(math.exp(4) + 3))
+    assert doubt.item() == pytest.approx(math.log(math.exp(4) + 2))
 
 
 @given(st.floats(17.0, 60.0))
@@ -51,5 +52,12 @@ def test_surprise_keeps_its_order_where_float32_probabilities_are_all_one(gap):
 
 
 def test_half_precision_logits_are_decided_in_float32():
-    _, r = choose(torch.tensor([[20.0, 0.0, 0.0, 0.0]], dtype=torch.bfloat16), MASK, 0.0, None)
-    assert r.dtype == torch.float32 and 0 < r.item() < 1e-7
+    _, doubt = choose(torch.tensor([[20.0, 0.0, 0.0, 0.0]], dtype=torch.bfloat16), MASK, 0.0, None)
+    assert doubt.dtype == torch.float32 and doubt.item() == pytest.approx(math.log(3) - 20)
+
+
+def test_the_surest_position_goes_first_at_temperatures_that_leave_no_probability_but_one():
+    logits = torch.tensor([[[3.0, 0.0, 0.0, 0.0], [5.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]]])
+    _, doubt = choose(logits, MASK, 0.01, torch.zeros(1, 3, 4))
+    assert (surprise(logits / 0.01, torch.zeros(1, 3, 1, dtype=torch.long)) == 0).all()
+    assert committed(torch.ones(1, 3, dtype=torch.bool), doubt).tolist() == [[False, True, False]]
