@@ -123,7 +123,9 @@ def plan(
     overrides: Overrides = None,
     probe: Annotated[
         list[Path] | None,
-        typer.Option(help="A file of `launch.py probe`, one a model. [default: runs/probe/MODEL-DEVICE.json, if there]"),
+        typer.Option(
+            help="Times by this file of `launch.py probe`, one a model. (Default: runs/probe/MODEL-DEVICE.json)"
+        ),
     ] = None,
 ) -> None:
     """Show what `run` would do: cells, samples, passes; their time, if the models are probed.
@@ -429,7 +431,7 @@ def probe(
     task: Annotated[str, typer.Option(help="Whose first prompts to decode, an entry of configs/task.")] = "arith",
     drafter: Annotated[str, typer.Option(help="Who drafts, an entry of configs/drafter.")] = "spot",
     out: Annotated[
-        Path | None, typer.Option(help="The file of findings. [default: runs/probe/MODEL-DEVICE.json]")
+        Path | None, typer.Option(help="The file of findings. (Default: runs/probe/MODEL-DEVICE.json)")
     ] = None,
 ) -> None:
     """What a target does on this machine: memory, speed, rounding, and the cost of a pass by its number of drafts.
@@ -532,7 +534,7 @@ def train_drafter(
     settings, of_grid = _settings(OrderSettings(), overrides or [])
     workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
     parts = []
-    for value in soften or [1.0]:
+    for value in dict.fromkeys(soften or [1.0]):
         if not 0 < value < math.inf:
             raise UserError(COMMAND_LINE, "soften", f"{value:g}; more than 0 expected")
         config, source, shards = _shards(workers, model, task, prompts, store, of_grid, value)
