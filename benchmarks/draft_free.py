@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/draft_free.py --models sdar-100m --prompts 6 --gen-length 64
 
 The loop is what one writes over transformers' Qwen3 and its cache: a prefill, a forward of the open block for each
-denoising step, after which the cache is cropped back, and one more forward that stores a block when it is full. First it
-has to reproduce the SDAR authors' own trajectories (tests/golden). T = 0, one commit a step; both decode each prompt
+denoising step, after which the cache is cropped back, and one more forward that stores a block when it is full. First
+it has to reproduce the SDAR authors' own trajectories (tests/golden). T = 0, one commit a step; both decode each prompt
 back to back, in alternate order, with equal weights and threads. Writes benchmarks/results/draft-free.md.
 """
 
@@ -150,10 +150,10 @@ def compare(name: str, asked: argparse.Namespace) -> list[str]:
         spent: dict[str, list[float]] = {"ours": [], "loop": []}
         texts: dict[str, list[int]] = {}
         for turn in range(asked.repeats):
-            for method in ("ours", "loop") if (number + turn) % 2 else ("loop", "ours"):
+            for label in ("ours", "loop") if (number + turn) % 2 else ("loop", "ours"):
                 started = time.perf_counter()
-                texts[method] = methods[method](prompt)  # a list: on the host when it is returned
-                spent[method].append(time.perf_counter() - started)
+                texts[label] = methods[label](prompt)  # a list: on the host when it is returned
+                spent[label].append(time.perf_counter() - started)
         seconds[number] = [statistics.median(spent["ours"]), statistics.median(spent["loop"])]
         agree += texts["ours"] == texts["loop"]
         tokens += len(texts["loop"]) - len(prompt)

@@ -4,8 +4,9 @@
     python benchmarks/forward.py --shape sdar-8b llada-8b --device cuda --prefix 512 2048 --states 1 9 21 65
 
 Weights are random, of the real shapes; a shape that does not fit in memory is skipped with a line that says so. One
-state is the draft-free pass, N + 1 states a budget of N. The passes of one shape and prefix take turns and their medians
-are compared, so that a busy machine slows all of them. Prints a Markdown table; --out writes it to a file too.
+state is the draft-free pass, N + 1 states a budget of N. Each turn times every pass over a shape and prefix, and ratios
+are medians of those within a turn, so that a busy machine slows both sides. Prints a Markdown table; --out writes it to
+a file too.
 
 On CUDA the last column is the time over the least that memory bandwidth allows: the bytes of the weights and of the
 cache that the pass reads, over the bandwidth of a copy measured in the same run.
@@ -19,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ from workers.memory import peak_bytes, reset_peak  # noqa: E402
 _CHUNK = 512  # tokens of a prefix that are stored at a time, so that the scores of a long one take little memory
 
 
-def _sdar(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int) -> dict[str, Any]:
+def _sdar(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int) -> dict[str, Any]:
     return {
-        "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "hidden_act": "silu",
         "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
         "attention_bias": False,
@@ -101,7 +101,9 @@ def main(arguments: list[str]) -> None:
         family, model = skeleton(shape, dtype)
         needed, free = needed_bytes(model, asked), free_bytes(asked.device)
         if free is not None and needed > free:
-            skipped.append(f"{shape}: skipped; {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free on {asked.device}")
+            skipped.append(
+                f"{shape}: skipped; {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free on {asked.device}"
+            )
             print(skipped[-1], file=sys.stderr)
             continue
         fill(model, asked.device)
@@ -180,7 +182,7 @@ def passes(family: Any, model: PreTrainedModel, prefix: int, asked: argparse.Nam
 
 
 def measure(cases: list[Case], asked: argparse.Namespace) -> None:
-    """Time the cases in turns, each turn in an order of its own: what ran before leaves the caches to what runs next."""
+    """Time the cases in turns, each turn in an order of its own, as a pass finds the caches that the last one left."""
     drawn, started = random.Random(0), time.perf_counter()
     while len(cases[0].seconds) < asked.repeats or time.perf_counter() - started < asked.seconds:
         for case in drawn.sample(cases, len(cases)):
@@ -258,8 +260,7 @@ def _cache_elements(model: PreTrainedModel) -> int:
 
 
 def _measure_peak(case: Case, device: str) -> int | None:
-    """The peak memory of a pass, which is its second one: the first may load and choose kernels."""
-    timed(case, device)
+    """The peak memory of a pass, which is its first one: it may load and choose kernels, and is not timed."""
     reset_peak(device)
     timed(case, device)
     return peak_bytes(device)
@@ -275,10 +276,11 @@ def _row(
 ) -> list[str]:
     parameters = sum(weight.numel() for weight in model.parameters())
     count = f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
-    seconds, control = statistics.median(case.seconds), statistics.median(free.seconds)
+    seconds = statistics.median(case.seconds)
+    ratio = statistics.median(one / other for one, other in zip(case.seconds, free.seconds, strict=True))
     dtype = str(model.dtype).removeprefix("torch.")
     cells = [shape, count, dtype, case.label, str(prefix), str(case.states), f"{1000 * seconds:.2f}"]
-    cells += [f"{seconds / control:.2f}", f"{peak / 1e6:.0f}" if peak else "–"]
+    cells += [f"{ratio:.2f}", f"{peak / 1e6:.0f}" if peak else "–"]
     return cells + ([f"{seconds * bandwidth / read_bytes(model, case):.2f}"] if bandwidth else [])
 
 
@@ -290,8 +292,8 @@ def _head(arguments: list[str], asked: argparse.Namespace, bandwidth: float | No
     else:
         yield f"{machine()}; {torch.get_num_threads()} thread(s).\n"
     yield (
-        f"Medians of at least {asked.repeats} passes over random weights, in turns; block length {asked.block}. One state is the "
-        "draft-free pass; ratios are to it at the same shape and prefix.\n"
+        f"Medians of at least {asked.repeats} turns over random weights; block length {asked.block}. One state is the "
+        "draft-free pass; ratios are to it in the same turn, at the same shape and prefix.\n"
     )
 
 

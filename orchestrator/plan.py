@@ -278,15 +278,14 @@ def estimated_passes(plan: Plan, results: Results) -> int:
     return math.ceil(sum(passes_by_cell(plan, results).values()))
 
 
-def passes_by_cell(plan: Plan, results: Results) -> dict[str, float]:
-    """Those passes, by cell key.
+def most_passes(cell: Cell) -> float:
+    """The most that a sample can need: a pass a position."""
+    return cell.gen_length + cell.block_length - 1
 
-    A cell with results is taken at its mean NFE; one without at the most it can need, a pass a position.
-    """
-    means: dict[str, float] = {}
-    for cell in plan.grid.cells:
-        most = cell.gen_length + cell.block_length - 1
-        means[cell.key] = cell_state(cell, plan.rows[cell.key], results).nfe or most
+
+def passes_by_cell(plan: Plan, results: Results, unknown: Callable[[Cell], float] = most_passes) -> dict[str, float]:
+    """Those passes, by cell key. A cell with results is taken at its mean NFE, one without at what `unknown` says."""
+    means = {cell.key: cell_state(cell, plan.rows[cell.key], results).nfe or unknown(cell) for cell in plan.grid.cells}
     passes = dict.fromkeys(means, 0.0)
     for wave in plan.waves(results):
         for task in wave:

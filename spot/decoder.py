@@ -76,7 +76,10 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Visit:
-    """A state the walk passed through: its open block's start, the steps taken in it, its tokens, its logits [B, V]."""
+    """A state the walk passed through: its open block's start, the steps taken in it, its tokens.
+
+    And the logits [M, V] of its masked positions.
+    """
 
     start: int
     step: int
@@ -181,7 +184,7 @@ class _Run:
             opened, begin = nodes[node][-self.size :], start + len(nodes[node]) - self.size
             self.steps.append(_commits(opened, after[node, at][-self.size :], begin))
             if self.watch:
-                self.watch(Visit(begin, at, opened, logits[node]))
+                self.watch(Visit(begin, at, opened, self._masked_rows(nodes, logits, node)))
         self._settle(state)
         self._look_back(nodes, logits, start, *path[-1])
 
@@ -205,15 +208,22 @@ class _Run:
         return usable(drafts, self.block, self.mask_id, lambda full: self._closed(full, start))[: self.budget]
 
     def _score(self, nodes: list[State]) -> Tensor:
-        """Logits [N, B, V] of the nodes' open blocks; single blocks come first."""
+        """Logits [N, M, V] of the nodes' `open_places`; single blocks come first."""
         blocks = sum(len(node) == self.size for node in nodes)
+        places = torch.tensor(open_places(nodes, self.mask_id), device=self.target.device)
         pieces = self.budget if self.settings.pad_pieces < 0 else self.settings.pad_pieces
         padding = [self.block] * max(0, 1 + pieces - len(nodes)) if self.drafter else []
         edges = torch.tensor(nodes[blocks:], device=self.target.device) if blocks < len(nodes) else None
-        logits = self.target(torch.tensor(nodes[:blocks] + padding, device=self.target.device), edges)
+        logits = self.target(torch.tensor(nodes[:blocks] + padding, device=self.target.device), edges, places)
         if edges is None or not padding:
             return logits[: len(nodes)]
         return torch.cat([logits[:blocks], logits[blocks + len(padding) :]])
+
+    def _masked_rows(self, nodes: list[State], logits: Tensor, node: int) -> Tensor:
+        """Those of a node's logits [M, V] that are of its masked positions."""
+        opened, places = nodes[node][-self.size :], open_places(nodes, self.mask_id)
+        rows = [row for row, place in enumerate(places) if opened[place] == self.mask_id]
+        return logits[node] if len(rows) == len(places) else logits[node, torch.tensor(rows, device=logits.device)]
 
     def _ends(self, block: State, start: int) -> bool:
         """Whether the text ends with this full block: the last one, or with a stop id that is not the prompt's."""
@@ -247,14 +257,18 @@ class _Run:
         if self.drafter and not self.ended:
             for node, state in enumerate(nodes):
                 if state[self.size :] == self._masks:
-                    self._next_table = StaleTable.read(logits[node], self._masks, self.mask_id)
+                    self._next_table = self._read_table(nodes, logits, node)
                     break
             here = begin == now
-            self._table = StaleTable.read(logits[last], nodes[last][-self.size :], self.mask_id) if here else None
+            self._table = self._read_table(nodes, logits, last) if here else None
             if now > start:
                 self._table = self._table or (self._next_table if now == start + self.size else None)
                 self._next_table = None
         self._step = step + 1 if begin == now else 0
+
+    def _read_table(self, nodes: list[State], logits: Tensor, node: int) -> StaleTable:
+        rows = self._masked_rows(nodes, logits, node)
+        return StaleTable.read(rows, nodes[node][-self.size :], self.mask_id)
 
 
 def usable(drafts: list[State], root: State, mask_id: int, ends: Callable[[State], bool]) -> list[State]:
@@ -278,18 +292,17 @@ def next_states(
 ) -> dict[tuple[int, int], State]:
     """What the step rule makes of each node, by (node, step); a step that commits several leads to it at several.
 
-    logits [N, B, V] of the nodes' open blocks; the root, after `step` steps in the block at `start`, comes first. One
+    logits [N, M, V] of the nodes' `open_places`; the root, after `step` steps in the block at `start`, comes first. One
     device synchronisation; noise is computed once for each (step, masked position), shared by all nodes of that step.
     """
-    size, noisy = logits.shape[1], settings.temperature > 0
+    size, noisy = len(nodes[0]), settings.temperature > 0
     visits = _visits(nodes, step, size, mask_id, settings)
     rows = list(dict.fromkeys((n, s if noisy else 0) for n, s in visits))
     opened = [node[-size:] for node in nodes]
-    where = [i for i in range(size) if any(block[i] == mask_id for block in opened)]
-    index = torch.tensor(where, device=logits.device)
+    index = torch.tensor(open_places(nodes, mask_id), device=logits.device)
     blocks = torch.tensor([opened[n] for n, _ in rows], device=logits.device)
     tokens = blocks[:, index]
-    z = logits[:, index]
+    z = logits
     if len(rows) > len(nodes):
         z = z[torch.tensor([n for n, _ in rows], device=logits.device)]
     gumbel = None
@@ -305,6 +318,13 @@ def next_states(
     after = blocks.index_copy(1, index, torch.where(commit, token, tokens)).tolist()
     states = {(n, s): nodes[n][:-size] + tuple(block) for (n, s), block in zip(rows, after, strict=True)}
     return {(n, s): states[n, s if noisy else 0] for n, s in visits}
+
+
+def open_places(nodes: list[State], mask_id: int) -> list[int]:
+    """The positions of the open block, as long as the first node, that any node has masked."""
+    size = len(nodes[0])
+    opened = [node[-size:] for node in nodes]
+    return [i for i in range(size) if any(block[i] == mask_id for block in opened)]
 
 
 def _visits(nodes: list[State], step: int, size: int, mask_id: int, settings: Settings) -> list[tuple[int, int]]:

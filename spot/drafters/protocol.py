@@ -28,9 +28,9 @@ class StaleTable:
 
     @staticmethod
     def read(logits: Tensor, block: Sequence[int], mask_id: int) -> "StaleTable":
-        """From the logits [B, V] of one node and the tokens of its open block."""
+        """From the tokens of a node's open block and the logits [M, V] of those of its positions that are masked."""
         where = torch.tensor([i for i, token in enumerate(block) if token == mask_id], device=logits.device)
-        z = logits[where].float()
+        z = logits.float()
         width = min(TABLE_WIDTH, z.shape[-1] - 1)
         top, index = without(z, mask_id).topk(width)
         rows = top - z.logsumexp(-1, keepdim=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spot.targets.packed import Segment, empty_cache, in_one_row, logits, run_layers
+from spot.targets.packed import KeyValues, Layers, Segment, in_one_row
 from spot.targets.protocol import TargetConfig
 
 
@@ -23,7 +23,7 @@ class Bidirectional(nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.config = config
-        self._shift = int(shifted)
+        self._shift, self._layers = int(shifted), Layers(model)
         self.prefill([])
 
     @property
@@ -34,7 +34,7 @@ class Bidirectional(nn.Module):
         """Forget the last text and begin with all of `prompt`. Takes no pass: the first block's first one stores it."""
         self._text = torch.tensor(prompt, dtype=torch.long, device=self.device)
         self._layout, self._cached, self._end = layout, cache, end or 0
-        self._prefix, self._before = empty_cache(self.model), None
+        self._held, self._before = KeyValues(self.model), None
         return 0
 
     def advance(self, block: Tensor) -> None:
@@ -43,33 +43,36 @@ class Bidirectional(nn.Module):
         self._before = None
 
     @torch.inference_mode()
-    def forward(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
-        """Logits [N, B, V] of nodes [N, B]; a text that is not cached yet is computed with the first of them."""
+    def forward(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Logits [N, M, V] of nodes [N, B]; a text that is not cached yet is computed with the first of them."""
         if edges is not None:
             raise ValueError("no draft crosses the edge of a block whose prefix cache is not exact")
-        if self._cached and self._before is None:
-            return self._refresh(nodes[:1]).expand(len(nodes), -1, -1)
-        text, prefix = (self._text[:0], self._prefix) if self._cached else (self._text, empty_cache(self.model))
-        rows = self._rows(nodes, text)
+        stored = not self._cached or self._before is not None
+        opened = self._opened(nodes) if stored else self._refresh(nodes[:1])
+        found = self._layers.logits(opened if places is None else opened[:, places])
+        return found.expand(len(nodes), -1, -1)
+
+    def _opened(self, nodes: Tensor) -> Tensor:
+        """The states [N, B, H] that the open block is read from."""
+        rows = self._rows(nodes, self._text[:0] if self._cached else self._text)
         shape = (*rows.shape, None)
         segments = [Segment(*shape)] if self._layout == "batch" else in_one_row([shape], self.device)
         positions = self._positions(rows).repeat(len(rows))
-        hidden = run_layers(self.model, rows.flatten(), positions, prefix, Segment(1, 0), segments)[0].view(
-            *rows.shape, -1
-        )
+        hidden = self._layers.run(rows.flatten(), positions, self._held, Segment(1, 0), segments, self._last)
+        hidden = hidden.view(*rows.shape, hidden.shape[-1])
         if self._before is None:
-            return logits(self.model, self._read(hidden))
-        before = self._before.expand(len(nodes), -1, -1)
-        return logits(self.model, torch.cat([before, hidden], 1)[:, : self.config.block_length])
+            return self._read(hidden)
+        return torch.cat([self._before.expand(len(nodes), -1, -1), hidden], 1)[:, : self.config.block_length]
 
     def _refresh(self, node: Tensor) -> Tensor:
-        """Logits [1, B, V] of the only node [1, B] of a block's first pass, which stores what comes before it."""
+        """The same, [1, B, H], of the only node [1, B] of a block's first pass, which stores what comes before it."""
         rows, start = self._rows(node, self._text), len(self._text)
         whole = Segment(1, rows.shape[1])
-        hidden, stored = run_layers(self.model, rows[0], self._positions(rows), empty_cache(self.model), whole, [])
-        self._prefix = [(key[:, :start].clone(), value[:, :start].clone()) for key, value in stored]
-        self._before = hidden[None, max(start - self._shift, 0) : max(start, self._shift)]
-        return logits(self.model, self._read(hidden[None]))
+        self._held.length = 0
+        hidden = self._layers.run(rows[0], self._positions(rows), self._held, whole, [], self._last)[None]
+        self._held.length = start
+        self._before = hidden[:, max(start - self._shift, 0) : max(start, self._shift)]
+        return self._read(hidden)
 
     def _rows(self, nodes: Tensor, text: Tensor) -> Tensor:
         """`text`, a node and the masks up to the end, [N, T]."""
@@ -79,8 +82,12 @@ class Bidirectional(nn.Module):
 
     def _positions(self, rows: Tensor) -> Tensor:
         """[T] of rows [N, T], which begin with the text or with the open block."""
-        end = max(self._end, len(self._text) + self.config.block_length)
-        return torch.arange(end - rows.shape[1], end, device=self.device)
+        return torch.arange(self._last - rows.shape[1], self._last, device=self.device)
+
+    @property
+    def _last(self) -> int:
+        """Where the rows end."""
+        return max(self._end, len(self._text) + self.config.block_length)
 
     def _read(self, hidden: Tensor) -> Tensor:
         """The states [N, B, H] that the open block is read from, of those of the whole text."""

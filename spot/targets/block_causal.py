@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from spot.targets.packed import Segment, empty_cache, in_one_row, logits, run_layers
+from spot.targets.packed import KeyValues, Layers, Segment, in_one_row
 from spot.targets.protocol import TargetConfig
 
 
@@ -19,6 +19,7 @@ class BlockCausal(nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.config = config
+        self._layers = Layers(model)
         self.prefill([])
 
     @property
@@ -29,7 +30,7 @@ class BlockCausal(nn.Module):
         """Forget the last text and store the prompt's whole blocks. Returns the passes that took: 0 or 1."""
         whole = len(prompt) // self.config.block_length * self.config.block_length
         self._pending = torch.tensor(prompt[:whole], dtype=torch.long, device=self.device)
-        self._cache, self._stored = empty_cache(self.model), 0
+        self._held = KeyValues(self.model)
         self._layout, self._cached = layout, cache
         if whole == 0 or not cache:
             return 0
@@ -41,28 +42,32 @@ class BlockCausal(nn.Module):
         self._pending = torch.cat([self._pending, block])
 
     @torch.inference_mode()
-    def forward(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
-        """Logits [N + E, B, V] of nodes [N, B] and edges [E, 2B], each seeing the text and itself."""
+    def forward(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Logits [N + E, M, V] of nodes [N, B] and edges [E, 2B], each seeing the text and itself."""
         size, pending = self.config.block_length, len(self._pending)
         rows = [nodes, *([] if edges is None else [edges])]
-        base = self._stored + pending
+        base = self._held.length + pending
         own = [base + torch.arange(r.shape[1], device=self.device).repeat(len(r)) for r in rows]
-        positions = torch.cat([torch.arange(self._stored, base, device=self.device), *own])
+        positions = torch.cat([torch.arange(self._held.length, base, device=self.device), *own])
         tokens = torch.cat([self._pending, *(r.flatten() for r in rows)])
         text = Segment(1, pending, self._causal(pending))
-        hidden, stored = run_layers(self.model, tokens, positions, self._cache, text, self._segments(rows))
+        end = base + max(r.shape[1] for r in rows)
+        hidden = self._layers.run(tokens, positions, self._held, text, self._segments(rows), end)
         if self._cached:
-            self._cache, self._stored = stored, base
+            self._held.length = base
             self._pending = self._pending[:0]
         parts = zip(rows, hidden[pending:].split([r.numel() for r in rows]), strict=True)
-        return logits(self.model, torch.cat([part.view(*r.shape, hidden.shape[-1])[:, -size:] for r, part in parts]))
+        opened = torch.cat([part.view(*r.shape, hidden.shape[-1])[:, -size:] for r, part in parts])
+        return self._layers.logits(opened if places is None else opened[:, places])
 
     def _segments(self, rows: list[Tensor]) -> list[Segment]:
         """How the nodes' tokens are attended: alike rows together, or all in one row under one mask."""
         shapes = [(len(r), r.shape[1], self._causal(r.shape[1])) for r in rows if len(r)]
         return [Segment(*shape) for shape in shapes] if self._layout == "batch" else in_one_row(shapes, self.device)
 
-    def _causal(self, length: int) -> Tensor:
-        """[length, length] bool: a position sees its own block and those before it."""
+    def _causal(self, length: int) -> Tensor | None:
+        """[length, length] bool: a position sees its own block and those before it. None for a block alone."""
+        if length <= self.config.block_length:
+            return None
         block = torch.arange(length, device=self.device) // self.config.block_length
         return block[:, None] >= block[None, :]

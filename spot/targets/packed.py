@@ -1,18 +1,46 @@
 """Stock transformers layers over one packed row of tokens, with an attention of our own (design.md §3).
 
-The projections, norms, rotary embedding and MLP are transformers' modules. The attention is ours, because several nodes
-share one cached prefix, which is never copied.
+The projections, rotary angles, MLPs and all weights are transformers' modules. The attention is ours, because several
+nodes share one cached prefix, which is never copied; so are norms and rotation, in fewer operations than theirs.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.models.glm4_moe.modeling_glm4_moe import apply_rotary_pos_emb  # turns what there is to turn of a head
 
-Cache = list[tuple[Tensor, Tensor]]
-"""Keys after rotary embedding, and values, [K, P, D] each, a layer."""
+ROOM = 256  # positions by which a cache grows
+
+
+class KeyValues:
+    """Keys (after rotary embedding) and values of the first `length` positions of a text, [K, length, D] a layer.
+
+    What is written beyond `length` is scratch, until the length says otherwise.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        head = model.model.layers[0].self_attn.head_dim
+        empty = torch.empty(2, model.config.num_key_value_heads, 0, head, device=model.device, dtype=model.dtype)
+        self._layers = [empty] * model.config.num_hidden_layers
+        self.length = 0
+
+    def layer(self, index: int, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [K, P, D], P = `length` or all that is stored."""
+        key, value = self._layers[index][:, :, : self.length if length is None else length]
+        return key, value
+
+    def write(self, index: int, key: Tensor, value: Tensor) -> None:
+        """Put those [K, T, D] of the positions that follow behind the stored ones."""
+        end = self.length + key.shape[1]
+        held = self._layers[index]
+        if held.shape[2] < end:
+            room = held.new_empty(2, held.shape[1], -(-end // ROOM) * ROOM, held.shape[3])
+            room[:, :, : self.length] = held[:, :, : self.length]
+            self._layers[index] = held = room
+        held[0, :, self.length : end] = key
+        held[1, :, self.length : end] = value
 
 
 @dataclass(frozen=True)
@@ -39,44 +67,104 @@ class Segment:
         return x.transpose(1, 2).reshape(self.tokens, -1)
 
 
-def run_layers(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, prefix: Cache, text: Segment, segments: list[Segment]
-) -> tuple[Tensor, Cache]:
-    """Hidden states [T, H] before the last norm, and `prefix` with the keys and values of `text` after it.
+class Layers:
+    """A stock model's layers, run over one packed row.
 
-    tokens and positions [T] int64: those of `text`, one row that may be empty, then those of `segments`. The text sees
-    the prefix, the segments see both, and nothing of one another.
+    Projections of one input are joined into one matrix, of which theirs become views: fewer, larger products.
     """
-    body = model.model
-    hidden = body.embed_tokens(tokens[None])
-    rotary = body.rotary_emb(hidden, positions[None])
-    stored: Cache = []
-    for before, layer in zip(prefix, body.layers, strict=True):
-        mixed, after = _attend(layer.self_attn, layer.input_layernorm(hidden), rotary, before, text, segments)
-        stored.append(after)
-        hidden = hidden + mixed
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return hidden[0], stored
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._layers = [_Layer(layer) for layer in model.model.layers]
+        self._turns: tuple[Tensor, Tensor] | None = None
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, held: KeyValues, text: Segment, segments: list[Segment], end: int
+    ) -> Tensor:
+        """Hidden states [T, H] before the last norm.
+
+        tokens and positions [T] int64, the latter under `end`: those of `text`, one row that may be empty, then those
+        of `segments`. The text follows what is `held` and sees it, the segments see both, and nothing of one another.
+        The text's keys and values are written to `held`, whose length stays.
+        """
+        hidden = self._model.model.embed_tokens(tokens)
+        cos, sin = (angles[positions] for angles in self._angles(end, hidden))
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + layer.attend(hidden, cos, sin, held, index, text, segments)
+            hidden = hidden + layer.feed(hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] of hidden states [..., H] before the last norm."""
+        return self._model.lm_head(_normed(self._model.model.norm, hidden))
+
+    def _angles(self, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [P, 1, R] of at least `end` positions."""
+        if self._turns is None or len(self._turns[0]) < end:
+            positions = torch.arange(-(-end // ROOM) * ROOM, device=like.device)
+            cos, sin = self._model.model.rotary_emb(like, positions[None])
+            self._turns = cos[0, :, None], sin[0, :, None]
+        return self._turns
 
 
-def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """[..., V] of hidden states [..., H] before the last norm."""
-    return model.lm_head(model.model.norm(hidden))
+class _Layer:
+    """One layer: attention over the held text, then its MLP or experts."""
+
+    def __init__(self, layer) -> None:
+        self._stock, attention = layer, layer.self_attn
+        self._head = attention.head_dim
+        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._heads = [p.out_features // self._head for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        self._norm = _joined_norms(attention, self._heads) if hasattr(attention, "q_norm") else None
+        self._gate_up = _joined(layer.mlp.gate_proj, layer.mlp.up_proj) if hasattr(layer.mlp, "gate_proj") else None
+
+    def attend(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        held: KeyValues,
+        index: int,
+        text: Segment,
+        segments: list[Segment],
+    ) -> Tensor:
+        layer, (queries, keys, values) = self._stock, self._heads
+        joined = F.linear(_normed(layer.input_layernorm, hidden), *self._qkv).view(len(hidden), -1, self._head)
+        turning, value = joined.split([queries + keys, values], 1)
+        if self._norm is not None:
+            turning = F.rms_norm(turning, (self._head,), eps=layer.self_attn.q_norm.variance_epsilon) * self._norm
+        query, key = _rotated(turning, cos, sin).transpose(0, 1).split([queries, keys])
+        mixed = _mix(query, key, value.transpose(0, 1), held, index, text, segments)
+        return layer.self_attn.o_proj(mixed)
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        mlp, normed = self._stock.mlp, _normed(self._stock.post_attention_layernorm, hidden)
+        if self._gate_up is None:
+            return mlp(normed)
+        gate, up = F.linear(normed, *self._gate_up).chunk(2, -1)
+        return mlp.down_proj(mlp.act_fn(gate) * up)
 
 
-def empty_cache(model: PreTrainedModel) -> Cache:
-    """No positions yet."""
-    attention = model.model.layers[0].self_attn
-    shape = (model.config.num_key_value_heads, 0, attention.head_dim)
-    empty = torch.empty(shape, device=model.device, dtype=model.dtype)
-    return [(empty, empty)] * model.config.num_hidden_layers
+def _joined(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of several projections in one; the projections' own weights become parts of it."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
+        linear.weight.data = part
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return weight, torch.cat(biases) if biases else None
+
+
+def _joined_norms(attention, heads: list[int]) -> Tensor:
+    """The weights of the norms of queries and keys, [H + K, D]."""
+    norms = (attention.q_norm, attention.k_norm)
+    return torch.cat([norm.weight.expand(count, -1) for norm, count in zip(norms, heads, strict=False)])
 
 
 def in_one_row(rows: list[tuple[int, int, Tensor | None]], device: torch.device) -> list[Segment]:
     """Nodes of several shapes (how many, their length, what a node sees of itself) in one row under one mask."""
     lengths = [length for count, length, _ in rows for _ in range(count)]
-    if not lengths:
-        return []
+    if len(lengths) < 2:
+        return [Segment(*row) for row in rows]
     total = sum(lengths)
     visible = torch.zeros(total, total, dtype=torch.bool, device=device)
     first = 0
@@ -88,26 +176,50 @@ def in_one_row(rows: list[tuple[int, int, Tensor | None]], device: torch.device)
     return [Segment(1, total, visible)]
 
 
-def _attend(attention, hidden, rotary, prefix, text, segments) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    heads = (1, hidden.shape[1], -1, attention.head_dim)
-    query, key = attention.q_proj(hidden).view(heads), attention.k_proj(hidden).view(heads)
-    if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm(query), attention.k_norm(key)
-    value = attention.v_proj(hidden).view(heads).transpose(1, 2)
-    query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *rotary)
+def _normed(norm, hidden: Tensor) -> Tensor:
+    """An RMS norm in one operation; in half precision the weight is multiplied in before rounding, as SDAR does."""
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _mix(
+    query: Tensor, key: Tensor, value: Tensor, held: KeyValues, index: int, text: Segment, segments: list[Segment]
+) -> Tensor:
+    """What attention makes of queries [H, T, D] and keys and values [K, T, D]: [T, H * D]."""
+    alone = len(segments) == 1 and _sees_all_before(segments[0], query)
+    written = text.tokens + (segments[0].tokens if alone else 0)
+    held.write(index, key[:, :written], value[:, :written])
     mixed, first = [], 0
-    for segment in ([text] if text.length else []) + segments:
+    for segment in ([text] if text.tokens else []) + segments:
         part = slice(first, first + segment.tokens)
-        q, k, v = (segment.fold(x[0, :, part]) for x in (query, key, value))
-        before_key, before_value = prefix
-        mixed.append(segment.unfold(shared_prefix_attention(q, k, v, before_key, before_value, segment.visible)))
-        if segment is text:  # what follows sees the text
-            prefix = (torch.cat([before_key, k[0]], 1), torch.cat([before_value, v[0]], 1))
+        if _sees_all_before(segment, query) and part.stop <= written:
+            k, v = held.layer(index, held.length + part.stop)
+            found = F.scaled_dot_product_attention(query[None, :, part], k[None], v[None], enable_gqa=True)
+        else:
+            prefix = held.layer(index, held.length if segment is text else held.length + text.tokens)
+            q, k, v = (segment.fold(x[:, part]) for x in (query, key, value))
+            found = shared_prefix_attention(q, k, v, *prefix, segment.visible)
+        mixed.append(segment.unfold(found))
         first = part.stop
-    return attention.o_proj(torch.cat(mixed)[None]), prefix
+    return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
 
 
-def shared_prefix_attention(query, key, value, prefix_key, prefix_value, visible) -> Tensor:
+def _sees_all_before(segment: Segment, query: Tensor) -> bool:
+    """One row without a mask: torch's attention does it at once. In half precision its rounding is not the nodes'."""
+    return segment.rows == 1 and segment.visible is None and query.dtype in (torch.float32, torch.float64)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of heads x [T, H, D]; cos and sin [T, 1, R] turn the first R of each."""
+    size = cos.shape[-1]
+    turning = x[..., :size] if size < x.shape[-1] else x
+    one, other = turning.chunk(2, -1)
+    turned = turning * cos + torch.cat([-other, one], -1) * sin
+    return torch.cat([turned, x[..., size:]], -1) if size < x.shape[-1] else turned
+
+
+def shared_prefix_attention(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, visible: Tensor | None
+) -> Tensor:
     """Attention of N nodes over one shared prefix and their own positions: one softmax over both score parts.
 
     query [N, H, S, D]; key, value [N, K, S, D]; prefix_key, prefix_value [K, P, D], never copied per node; visible

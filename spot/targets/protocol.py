@@ -41,11 +41,12 @@ class Target(Protocol):
         """
         ...
 
-    def __call__(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
-        """Logits [N + E, B, V] of the open blocks of all nodes, which share the text and are blind to one another.
+    def __call__(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Logits [N + E, M, V] of the open blocks of all nodes, which share the text and are blind to one another.
 
-        nodes [N, B] int64; edges [E, 2B]: a full block and the open one after it, for block-causal targets. The first
-        pass of a block whose cache is approximate has one node, or copies of it.
+        nodes [N, B] int64; edges [E, 2B]: a full block and the open one after it, for block-causal targets. `places`
+        [M] int64 are the positions of the open block that are asked for, None all of it. The first pass of a block
+        whose cache is approximate has one node, or copies of it.
         """
         ...
 

@@ -52,8 +52,8 @@ class Softened:
     def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
         return self.target.prefill(prompt, layout, cache, end)
 
-    def __call__(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
-        return self.target(nodes, edges) / self.by
+    def __call__(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        return self.target(nodes, edges, places) / self.by
 
     def advance(self, block: Tensor) -> None:
         self.target.advance(block)

@@ -61,12 +61,12 @@ class TableTarget:
         self.before = self.forget
         return 0
 
-    def __call__(self, nodes: Tensor, edges: Tensor | None = None) -> Tensor:
+    def __call__(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         logits = self.table[self.number(self.before), self.number(nodes)]
-        if edges is None:
-            return logits
-        full, opened = edges.split(self.config.block_length, 1)
-        return torch.cat([logits, self.table[self.number(full), self.number(opened)]])
+        if edges is not None:
+            full, opened = edges.split(self.config.block_length, 1)
+            logits = torch.cat([logits, self.table[self.number(full), self.number(opened)]])
+        return logits if places is None else logits[:, places]
 
     def advance(self, block: Tensor) -> None:
         self.before = block

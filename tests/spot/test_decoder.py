@@ -2,7 +2,7 @@
 
 import torch
 
-from spot.decoder import Settings, cut_at_stop, decode, next_states, usable, walk
+from spot.decoder import Settings, cut_at_stop, decode, next_states, open_places, usable, walk
 from spot.drafters.ssd import Ssd
 from spot.noise import Noise
 from spot.targets.protocol import TargetConfig
@@ -101,14 +101,14 @@ class InPairs:
     config = TargetConfig(block_length=6, mask_id=9, stop_ids=frozenset())
     device = torch.device("cpu")
 
-    def prefill(self, prompt, layout="batch", cache=True) -> int:
+    def prefill(self, prompt, layout="batch", cache=True, end=None) -> int:
         return 0
 
-    def __call__(self, nodes, edges=None):
+    def __call__(self, nodes, edges=None, places=None):
         place = torch.arange(6)
         first = 6 - (nodes == 9).sum(-1, keepdim=True)
         sure = torch.where(place < first + 2, 8.0, 2.0 - 0.1 * place)
-        return sure[..., None] * torch.nn.functional.one_hot(place + 1, 10)
+        return (sure[..., None] * torch.nn.functional.one_hot(place + 1, 10))[:, places]
 
     def advance(self, block) -> None: ...
 
@@ -124,7 +124,7 @@ def test_a_chain_of_single_commits_is_jumped_along_under_a_threshold():
 
 def test_a_node_is_stepped_at_every_number_of_steps_a_threshold_may_reach_it_after():
     nodes = [(1, MASK, MASK, MASK), (1, 2, 3, MASK), (1, 2, 3, 4, 5, MASK, MASK, MASK)]
-    logits = torch.randn(3, 4, MASK + 3, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(3, 3, MASK + 3, generator=torch.Generator().manual_seed(0))
     single = next_states(logits, nodes, 0, 6, MASK, Settings(8, 1.0), Noise(0))
     several = next_states(logits, nodes, 0, 6, MASK, Settings(8, 1.0, threshold=0.5), Noise(0))
     assert sorted(single) == [(0, 6), (1, 8), (2, 1)]
@@ -133,10 +133,13 @@ def test_a_node_is_stepped_at_every_number_of_steps_a_threshold_may_reach_it_aft
 
 def test_a_pass_gives_every_node_the_step_it_would_take_alone():
     nodes = [(1, MASK, MASK, MASK), (1, 2, MASK, MASK), (1, 2, 3, 4, 5, MASK, MASK, MASK)]
-    logits = torch.randn(3, 4, MASK + 3, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(3, 3, MASK + 3, generator=torch.Generator().manual_seed(0))
+    assert open_places(nodes, MASK) == [1, 2, 3]
     for asked in (Settings(8), Settings(8, 1.0), Settings(8, 1.0, threshold=0.5), Settings(8, threshold=0.01)):
         together = next_states(logits, nodes, 12, 6, MASK, asked, Noise(0))
         for (n, step), after in together.items():
             start = 12 + len(nodes[n]) - 4
-            alone = next_states(logits[n][None], [nodes[n][-4:]], start, step, MASK, asked, Noise(0))
+            opened = nodes[n][-4:]
+            rows = [place - 1 for place in open_places([opened], MASK)]
+            alone = next_states(logits[n, rows][None], [opened], start, step, MASK, asked, Noise(0))
             assert after == nodes[n][:-4] + alone[0, step]

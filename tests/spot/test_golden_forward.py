@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spot.targets.packed import Segment, empty_cache, logits, run_layers
+from spot.targets.packed import KeyValues, Layers, Segment
 from tests.spot.support import FOLDERS, golden_target
 
 FORWARD = {family: load_file(folder / "golden_forward.safetensors") for family, folder in FOLDERS.items()}
@@ -46,7 +46,8 @@ def test_prefilling_the_prompt_is_decoding_it_block_by_block(family, block_lengt
 def test_what_is_stored_are_the_authors_keys_and_values(family):
     target, golden = golden_target(8, torch.float32, family=family), FORWARD[family]
     target.prefill(golden["input_ids"][0].tolist())
-    for layer, (key, value) in enumerate(target._cache):
+    for layer in range(3):
+        key, value = target._held.layer(layer)
         assert close(key, golden[f"cache_b8_32.key.{layer}"][0])
         assert close(value, golden[f"cache_b8_32.value.{layer}"][0])
 
@@ -138,8 +139,12 @@ def test_over_a_dual_cache_our_layers_give_the_authors_logits(family, changed):
 @torch.inference_mode()
 def over_dual_cache(model, ids: torch.Tensor, block: slice, tokens: torch.Tensor) -> torch.Tensor:
     """Raw logits [B, V] of `tokens` in place of `block` of `ids`, whose other keys and values are used as they are."""
-    _, whole = run_layers(model, ids, torch.arange(len(ids)), empty_cache(model), Segment(1, len(ids)), [])
+    layers, whole, held = Layers(model), KeyValues(model), KeyValues(model)
+    layers.run(ids, torch.arange(len(ids)), whole, Segment(1, len(ids)), [], len(ids))
     rest = torch.tensor([i for i in range(len(ids)) if not block.start <= i < block.stop])
-    held = [(key[:, rest], value[:, rest]) for key, value in whole]
-    positions = torch.arange(block.start, block.stop)
-    return logits(model, run_layers(model, tokens, positions, held, Segment(1, 0), [Segment(1, len(tokens))])[0])
+    for layer in range(model.config.num_hidden_layers):
+        key, value = whole.layer(layer, len(ids))
+        held.write(layer, key[:, rest], value[:, rest])
+    held.length = len(rest)
+    nodes, positions = [Segment(1, len(tokens))], torch.arange(block.start, block.stop)
+    return layers.logits(layers.run(tokens, positions, held, Segment(1, 0), nodes, block.stop))

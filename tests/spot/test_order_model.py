@@ -16,7 +16,7 @@ MODEL = random_order_model()
 def table(seed: int = 0, block: int = 32, vocabulary: int = 100) -> StaleTable:
     logits = 6 * torch.randn(block, vocabulary, generator=torch.Generator().manual_seed(seed))
     tokens = [vocabulary - 1 if place >= 5 else 0 for place in range(block)]
-    return StaleTable.read(logits, tokens, mask_id=vocabulary - 1)
+    return StaleTable.read(logits[5:], tokens, mask_id=vocabulary - 1)
 
 
 def ask(stale: StaleTable, masked: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_the_mask_token_is_never_in_a_table_but_counts_in_its_probabilities():
 
 def test_a_table_holds_the_likeliest_tokens_of_masked_positions_best_first():
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
-    stale = StaleTable.read(logits, [99, 5, 99, 6], mask_id=99)
+    stale = StaleTable.read(logits[::2], [99, 5, 99, 6], mask_id=99)
     assert stale.masked.tolist() == [True, False, True, False]
     for place in (0, 2):
         likely = logits[place].log_softmax(-1)[:99].sort(descending=True)

@@ -1,0 +1,228 @@
+"""`launch.py probe` and what `plan` makes of its file: times, the probes it uses and refuses, one-line mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import launch
+from orchestrator import estimate
+from tests.orchestrator.conftest import plan_of
+from tests.orchestrator.fakes import Fakes
+from workers import probe as workers_probe
+
+FOUND = {
+    "format": 1,
+    "model": "tiny-sdar",
+    "revision": "weights-1",
+    "block_length": 32,
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": 1,
+    "machine": {"name": "An Abacus"},
+    "task": "arith",
+    "decode": {"gen_length": 128, "stop": "eos", "threshold": None},
+    "decoded": [
+        {"budget": 0, "pass_seconds": 1.0, "nfe": 100.0},
+        {"budget": 8, "pass_seconds": 2.0, "nfe": 25.0},
+        {"budget": 20, "pass_seconds": 3.0, "nfe": 20.0},
+    ],
+    "passes": [
+        {"nodes": 1, "seconds": 0.5, "ratio": 1.0},
+        {"nodes": 9, "seconds": 1.0, "ratio": 2.0},
+        {"nodes": 21, "seconds": 2.0, "ratio": 4.0},
+        {"nodes": 65, "seconds": None, "ratio": None},
+    ],
+}
+FILE = Path("runs/probe/tiny-sdar-cpu.json")
+PLAN = ("plan", "quickstart", "limit=2", "budgets=[0,8]", "temperatures=[0]", "drafters=[spot]", "workers.count=2")
+
+
+@pytest.fixture(autouse=True)
+def standing_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(file=FILE, **changes):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(FOUND | changes))
+    return file
+
+
+def run(*arguments):
+    return launch.main(arguments, Fakes().backend())
+
+
+# ---- the numbers
+
+
+def test_a_pass_takes_what_it_took_and_elsewhere_scales_as_passes_do():
+    probe = estimate.read(write())
+    assert [probe.pass_seconds(budget) for budget in (0, 8, 20)] == [1.0, 2.0, 3.0]
+    assert probe.pass_seconds(4) == pytest.approx(2.0 * 0.75)  # half of 8's drafts: between 0.5 and 1.0 of a second
+    assert probe.pass_seconds(32) == pytest.approx(3.0 * 3.0 / 2.0)  # as much again as from 8 to 20
+
+
+def test_the_worst_case_is_a_pass_a_position_at_each_cells_cost():
+    plan, probe = plan_of(Fakes(), "budgets=[0,8]", "drafters=[spot]", "limit=2"), estimate.read(write())
+    (line,) = estimate.lines(plan, {}, 2, {"tiny-sdar": probe})
+    most = 128 + 32 - 1
+    assert 2 * most * (1.0 + 2.0) / 2 == 477  # seconds
+    assert 2 * (100 * 1.0 + 25 * 2.0) / 2 == 150
+    assert line == "about 2 min 30 s, at most 7 min 57 s, on 2 workers, by the probe of tiny-sdar on An Abacus"
+
+
+@pytest.mark.parametrize("change", ["decode.gen_length=64", "decode.stop=length"])
+def test_texts_of_another_kind_have_the_worst_case_alone(change):
+    plan, probe = plan_of(Fakes(), "limit=1", change), estimate.read(write())
+    (line,) = estimate.lines(plan, {}, 1, {"tiny-sdar": probe})
+    assert line.startswith("at most about ") and "on 1 worker, by" in line
+
+
+def test_a_cell_with_results_is_taken_at_its_passes():
+    plan, probe = plan_of(Fakes(), "budgets=[0]", "limit=3"), estimate.read(write())
+    (cell,) = plan.grid.cells
+    held = {(cell.key, plan.rows[cell.key][0]): {"status": "ok", "nfe": 10}}
+    (line,) = estimate.lines(plan, held, 1, {"tiny-sdar": probe})
+    assert line.startswith("at most about 20 s on 1 worker")
+
+
+def test_models_without_a_probe_are_named():
+    plan, probe = plan_of(Fakes(), "models=[tiny-sdar,tiny-sdar-96]"), estimate.read(write())
+    (line,) = estimate.lines(plan, {}, 1, {"tiny-sdar": probe})
+    assert line.endswith("by the probe of tiny-sdar on An Abacus; without tiny-sdar-96, not probed")
+    assert list(estimate.lines(plan, {}, 1, {})) == []
+
+
+def test_both_sides_agree_on_the_format():
+    assert estimate.FORMAT == workers_probe.FORMAT
+
+
+# ---- which probe
+
+
+def test_plan_uses_the_stores_probe_if_it_is_of_the_same(capsys):
+    write()
+    assert run(*PLAN) == 0
+    assert "about 2 min 30 s, at most 7 min 57 s, on 2 workers, by the probe of tiny-sdar" in capsys.readouterr().out
+
+
+def test_plan_says_nothing_of_time_without_a_probe(capsys):
+    assert run(*PLAN) == 0
+    assert "probe" not in capsys.readouterr().out
+
+
+MISFITS = [
+    ({"revision": "weights-0"}, "revision: weights-0; this grid's tiny-sdar has weights-1"),
+    ({"dtype": "bfloat16"}, "dtype: bfloat16; this grid's tiny-sdar has float32"),
+    ({"device": "cuda"}, "device: cuda; this grid's tiny-sdar has cpu"),
+    ({"threads": 4}, "threads: 4; this grid's tiny-sdar has 1"),
+    ({"format": 0}, "format: 0; 1 is known here"),
+    ({"passes": []}, "no file of `launch.py probe`"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MISFITS, ids=lambda value: str(value)[:30])
+def test_another_probe_is_named_and_not_used_or_refused_where_it_was_asked_for(change, said, capsys):
+    write(**change)
+    assert run(*PLAN) == 0
+    out = capsys.readouterr().out
+    assert f"not used: {FILE}: {said}" in out and "at most about" not in out and "by the probe" not in out
+    assert run(*PLAN, "--probe", str(FILE)) == 2
+    assert capsys.readouterr().err.startswith(f"error: {FILE}: {said}")
+
+
+def test_a_named_probe_goes_before_the_stores(capsys):
+    write(revision="weights-0")
+    assert run(*PLAN, "--probe", str(write(Path("mine.json"), machine={"name": "A Loom"}))) == 0
+    out = capsys.readouterr().out
+    assert "by the probe of tiny-sdar on A Loom" in out and "not used" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "cannot be read: No such file or directory"), ("[1]", "no file of `launch"), ("{", "no file of `launch")],
+)
+def test_a_named_file_that_is_no_probe_is_one_line(text, said, capsys):
+    if text is not None:
+        Path("mine.json").write_text(text)
+    assert run(*PLAN, "--probe", "mine.json") == 2
+    assert capsys.readouterr().err.startswith(f"error: mine.json: {said}")
+
+
+def test_a_named_probe_of_a_model_that_is_not_in_the_grid_is_one_line(capsys):
+    assert run(*PLAN, "--probe", str(write(model="other"))) == 2
+    assert capsys.readouterr().err == f"error: {FILE}: model: other; this grid has tiny-sdar\n"
+
+
+# ---- the verb
+
+SMALL = ("model.tiny-sdar.block_length=8", "decode.gen_length=16", "store=here")
+SHORT = ("probe", "tiny-sdar", "limit=1", *SMALL)
+
+
+def test_a_probe_is_written_shown_and_used(monkeypatch, capsys):
+    monkeypatch.setattr("workers.probe.NODES", (1, 2, 9))
+    assert launch.main([*SHORT]) == 0
+    out = capsys.readouterr().out
+    assert "loading tiny-sdar on cpu …" in out and "findings: here/probe/tiny-sdar-cpu.json" in out
+    assert max(map(len, out.splitlines())) <= 80
+    found = json.loads(Path("here/probe/tiny-sdar-cpu.json").read_text())
+    assert (found["rows"], found["drafter"]) == (["test-0"], "spot")
+    assert [line["budget"] for line in found["decoded"]] == [0, 8, 20]
+    assert launch.main(["plan", "quickstart", *SMALL]) == 0
+    assert "by the probe of tiny-sdar on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["probe", "nope"], "command line: models: no such model: 'nope'; known: "),
+        (["probe", "tiny-sdar", "model.tiny-sdar.path=gone"], "command line: model.tiny-sdar.path: no folder "),
+        (["probe", "tiny-sdar", "--task", "nope"], "command line: tasks: no such task: 'nope'"),
+        (["probe", "tiny-sdar", "--drafter", "nope"], "command line: drafters: no such drafter: 'nope'"),
+        (["probe", "tiny-sdar", "budgets=[4]"], "command line: budgets: no axis here; a probe is of one MODEL"),
+        (["probe", "tiny-sdar", "workers.device=cuda"], "workers.device: 1 GPU(s) needed, this machine has 0"),
+        (["probe", "tiny-sdar", "--out", "."], "command line: out: .: a folder; the name of a file expected"),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_loads_nothing(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("workers.probe.Worker", None)
+    assert launch.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(monkeypatch, capsys):
+    def fails(model):
+        raise MemoryError("no room\nat all")
+
+    monkeypatch.setattr("workers.probe.Worker", fails)
+    assert launch.main([*SHORT]) == 2
+    assert capsys.readouterr().err == "error: model tiny-sdar could not be loaded: MemoryError: no room at all\n"
+
+
+def test_a_text_that_cannot_be_decoded_is_one_line(monkeypatch, capsys):
+    def fails(*arguments, **options):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("workers.probe.Worker.decode", fails)
+    assert launch.main([*SHORT]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "model tiny-sdar could not be probed: ValueError: row test-0 at budget 0: RuntimeError: out of order" in error
+    )
+    assert list(Path("here/probe").iterdir()) == []
+
+
+def test_a_probe_that_is_stopped_writes_nothing(monkeypatch, capsys):
+    def stops(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workers.probe.Worker.decode", stops)
+    assert launch.main([*SHORT]) == 130
+    assert capsys.readouterr().err == "stopped; nothing is written\n"
+    assert list(Path("here/probe").iterdir()) == []
