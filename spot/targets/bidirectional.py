@@ -58,21 +58,25 @@ class Bidirectional(nn.Module):
         shape = (*rows.shape, None)
         segments = [Segment(*shape)] if self._layout == "batch" else in_one_row([shape], self.device)
         positions = self._positions(rows).repeat(len(rows))
-        hidden = self._layers.run(rows.flatten(), positions, self._held, Segment(1, 0), segments, self._last)
-        hidden = hidden.view(*rows.shape, hidden.shape[-1])
-        if self._before is None:
-            return self._read(hidden)
-        return torch.cat([self._before.expand(len(nodes), -1, -1), hidden], 1)[:, : self.config.block_length]
+        first = torch.arange(len(nodes), device=self.device)[:, None] * rows.shape[1]
+        wanted = first + self._read_from(rows.shape[1])
+        hidden = self._layers.run(
+            rows.flatten(), positions, self._held, Segment(1, 0), segments, self._last, wanted.flatten()
+        )
+        hidden = hidden.view(*wanted.shape, hidden.shape[-1])
+        if self._before is None or not self._shift:
+            return hidden
+        return torch.cat([self._before.expand(len(nodes), -1, -1), hidden[:, 1:]], 1)
 
     def _refresh(self, node: Tensor) -> Tensor:
         """The same, [1, B, H], of the only node [1, B] of a block's first pass, which stores what comes before it."""
         rows, start = self._rows(node, self._text), len(self._text)
         whole = Segment(1, rows.shape[1])
         self._held.length = 0
-        hidden = self._layers.run(rows[0], self._positions(rows), self._held, whole, [], self._last)[None]
-        self._held.length = start
-        self._before = hidden[:, max(start - self._shift, 0) : max(start, self._shift)]
-        return self._read(hidden)
+        wanted = self._read_from(rows.shape[1])
+        hidden = self._layers.run(rows[0], self._positions(rows), self._held, whole, [], self._last, wanted)[None]
+        self._held.length, self._before = start, hidden[:, :1]
+        return hidden
 
     def _rows(self, nodes: Tensor, text: Tensor) -> Tensor:
         """`text`, a node and the masks up to the end, [N, T]."""
@@ -89,8 +93,8 @@ class Bidirectional(nn.Module):
         """Where the rows end."""
         return max(self._end, len(self._text) + self.config.block_length)
 
-    def _read(self, hidden: Tensor) -> Tensor:
-        """The states [N, B, H] that the open block is read from, of those of the whole text."""
-        start, size = len(self._text), self.config.block_length
-        positions = torch.arange(start, start + size, device=self.device) - self._shift
-        return hidden[:, positions.clamp(min=0)]
+    def _read_from(self, length: int) -> Tensor:
+        """Where in rows of `length` the states [B] stand that the open block is read from."""
+        start = len(self._text) - (self._last - length)
+        places = torch.arange(start, start + self.config.block_length, device=self.device) - self._shift
+        return places.clamp(min=0)

@@ -52,13 +52,18 @@ class BlockCausal(nn.Module):
         tokens = torch.cat([self._pending, *(r.flatten() for r in rows)])
         text = Segment(1, pending, self._causal(pending))
         end = base + max(r.shape[1] for r in rows)
-        hidden = self._layers.run(tokens, positions, self._held, text, self._segments(rows), end)
+        asked = torch.arange(size, device=self.device) if places is None else places
+        wanted = pending + self._opened(rows)[:, None] + asked
+        hidden = self._layers.run(tokens, positions, self._held, text, self._segments(rows), end, wanted.flatten())
         if self._cached:
             self._held.length = base
             self._pending = self._pending[:0]
-        parts = zip(rows, hidden[pending:].split([r.numel() for r in rows]), strict=True)
-        opened = torch.cat([part.view(*r.shape, hidden.shape[-1])[:, -size:] for r, part in parts])
-        return self._layers.logits(opened if places is None else opened[:, places])
+        return self._layers.logits(hidden.view(*wanted.shape, hidden.shape[-1]))
+
+    def _opened(self, rows: list[Tensor]) -> Tensor:
+        """Where the open blocks of all nodes begin in their packed row, [N + E]."""
+        lengths = torch.tensor([r.shape[1] for r in rows for _ in r], dtype=torch.long, device=self.device)
+        return lengths.cumsum(0) - self.config.block_length
 
     def _segments(self, rows: list[Tensor]) -> list[Segment]:
         """How the nodes' tokens are attended: alike rows together, or all in one row under one mask."""

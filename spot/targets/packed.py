@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 ROOM = 256  # positions by which a cache grows
+FEW_ROWS = 64
 
 
 class KeyValues:
@@ -79,9 +80,16 @@ class Layers:
         self._turns: tuple[Tensor, Tensor] | None = None
 
     def run(
-        self, tokens: Tensor, positions: Tensor, held: KeyValues, text: Segment, segments: list[Segment], end: int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        held: KeyValues,
+        text: Segment,
+        segments: list[Segment],
+        end: int,
+        wanted: Tensor,
     ) -> Tensor:
-        """Hidden states [T, H] before the last norm.
+        """Hidden states [W, H] before the last norm, of the tokens at `wanted` [W] int64.
 
         tokens and positions [T] int64, the latter under `end`: those of `text`, one row that may be empty, then those
         of `segments`. The text follows what is `held` and sees it, the segments see both, and nothing of one another.
@@ -90,13 +98,16 @@ class Layers:
         hidden = self._model.model.embed_tokens(tokens)
         cos, sin = (angles[positions] for angles in self._angles(end, hidden))
         for index, layer in enumerate(self._layers):
-            hidden = hidden + layer.attend(hidden, cos, sin, held, index, text, segments)
-            hidden = hidden + layer.feed(hidden)
+            mixed = layer.attend(hidden, cos, sin, held, index, text, segments)
+            if index == len(self._layers) - 1:  # of what is not wanted, keys and values were all that is needed
+                hidden, mixed = hidden[wanted], mixed[wanted]
+            hidden = layer.feed(hidden + layer.project(mixed))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] of hidden states [..., H] before the last norm."""
-        return self._model.lm_head(_normed(self._model.model.norm, hidden))
+        flat = _normed(self._model.model.norm, hidden).flatten(0, -2)
+        return _product(flat, self._model.lm_head.weight).unflatten(0, hidden.shape[:-1])
 
     def _angles(self, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [P, 1, R] of at least `end` positions."""
@@ -129,20 +140,34 @@ class _Layer:
         segments: list[Segment],
     ) -> Tensor:
         layer, (queries, keys, values) = self._stock, self._heads
-        joined = F.linear(_normed(layer.input_layernorm, hidden), *self._qkv).view(len(hidden), -1, self._head)
+        joined = _product(_normed(layer.input_layernorm, hidden), *self._qkv).view(len(hidden), -1, self._head)
         turning, value = joined.split([queries + keys, values], 1)
         if self._norm is not None:
             turning = F.rms_norm(turning, (self._head,), eps=layer.self_attn.q_norm.variance_epsilon) * self._norm
         query, key = _rotated(turning, cos, sin).transpose(0, 1).split([queries, keys])
-        mixed = _mix(query, key, value.transpose(0, 1), held, index, text, segments)
-        return layer.self_attn.o_proj(mixed)
+        return _mix(query, key, value.transpose(0, 1), held, index, text, segments)
+
+    def project(self, mixed: Tensor) -> Tensor:
+        return _product(mixed, self._stock.self_attn.o_proj.weight)
 
     def feed(self, hidden: Tensor) -> Tensor:
+        """`hidden` and what the MLP, or the experts, make of it."""
         mlp, normed = self._stock.mlp, _normed(self._stock.post_attention_layernorm, hidden)
         if self._gate_up is None:
-            return mlp(normed)
-        gate, up = F.linear(normed, *self._gate_up).chunk(2, -1)
-        return mlp.down_proj(mlp.act_fn(gate) * up)
+            return hidden + mlp(normed)
+        gate, up = _product(normed, *self._gate_up).chunk(2, -1)
+        return hidden + _product(mlp.act_fn(gate) * up, mlp.down_proj.weight)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, I] times weight [O, I] transposed, plus bias.
+
+    For a few rows on a CPU it is the transpose of the transposes' product, which its matrix library is quicker at.
+    """
+    if x.device.type != "cpu" or len(x) > FEW_ROWS:
+        return F.linear(x, weight, bias)
+    found = torch.mm(weight, x.t()).t()
+    return found if bias is None else found + bias
 
 
 def _joined(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
