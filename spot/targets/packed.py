@@ -218,7 +218,8 @@ def _mix(
         part = slice(first, first + segment.tokens)
         if _sees_all_before(segment, query) and part.stop <= written:
             k, v = held.layer(index, held.length + part.stop)
-            found = F.scaled_dot_product_attention(query[None, :, part], k[None], v[None], enable_gqa=True)
+            grouped = query[:, part].reshape(1, len(k), -1, k.shape[-1])  # without a mask the heads of a group are rows
+            found = F.scaled_dot_product_attention(grouped, k[None], v[None]).view(1, *query[:, part].shape)
         else:
             prefix = held.layer(index, held.length if segment is text else held.length + text.tokens)
             q, k, v = (segment.fold(x[:, part]) for x in (query, key, value))
