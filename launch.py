@@ -470,6 +470,7 @@ def probe(
 @app.command()
 def train_target(
     out: Annotated[Path, typer.Option(help="The checkpoint folder.")] = Path("assets/tiny-sdar"),
+    begin: Annotated[Path | None, typer.Option(help="A folder that this command made, to train on from there.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Train the tiny target on arith, from scratch or from the last checkpoint in OUT/training."""
@@ -482,9 +483,10 @@ def train_target(
         return asked.question, asked.answer
 
     try:
-        train(example, out, configs.settings(TrainSettings(), overrides or []))
+        train(example, out, configs.settings(TrainSettings(), overrides or []), begin=begin)
     except ValueError as error:
-        raise UserError(COMMAND_LINE, "out", str(error)) from None
+        key, _, wrong = str(error).partition(": ") if str(error).startswith("begin: ") else ("out", "", str(error))
+        raise UserError(COMMAND_LINE, key, wrong) from None
 
 
 @app.command()

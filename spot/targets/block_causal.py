@@ -62,7 +62,7 @@ class BlockCausal(nn.Module):
 
     def _opened(self, rows: list[Tensor]) -> Tensor:
         """Where the open blocks of all nodes begin in their packed row, [N + E]."""
-        lengths = torch.tensor([r.shape[1] for r in rows for _ in r], dtype=torch.long, device=self.device)
+        lengths = torch.tensor([r.shape[1] for r in rows for _ in range(len(r))], dtype=torch.long, device=self.device)
         return lengths.cumsum(0) - self.config.block_length
 
     def _segments(self, rows: list[Tensor]) -> list[Segment]:
