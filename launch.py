@@ -669,6 +669,8 @@ def _shards(
     for key in (text.partition("=")[0] for text in overrides):
         if key in AXES:
             raise UserError(COMMAND_LINE, key, "no axis here; traces are of one --model and one --task, at T = 0")
+    configs.check_one("model", model)
+    configs.check_one("task", task)
     chosen = ["drafters=[stale]", f"models=[{model}]", f"tasks=[{task}]"]
     config, source = configs.load("quickstart", [*chosen, *overrides])
     asked = {"split": "train", "size": prompts}  # a generated data set is as large as it is asked to be

@@ -96,6 +96,8 @@ def of_sweep(folder: Path, overrides: Sequence[str], prompts: int) -> Subject:
 
 def of_model(model: str, task: str, overrides: Sequence[str], prompts: int) -> Subject:
     """The first `prompts` rows of `task`, of which COMPARED are decoded with every method of the quickstart grid."""
+    configs.check_one("model", model)
+    configs.check_one("task", task)
     changes = [f"models=[{model}]", f"tasks=[{task}]", *overrides]
     planned, _ = configs.load("quickstart", changes)
     config, source = configs.load("quickstart", [*changes, *_changes(planned, prompts)])
@@ -175,6 +177,7 @@ def analyze(subject: Subject, plan: Plan, lengths: Sequence[int], track: Track) 
             watched = [group for group in plan.grid.rows if group.model == model.name]
             if not (todo or watched):
                 continue
+            worker = None  # before the next is loaded, the last goes
             with said_in_one_line(f"model {model.name} could not be loaded"):
                 worker = Worker(model)
             for group in watched:

@@ -46,6 +46,7 @@ MODEL_KEYS: dict[str, tuple[type, bool]] = {  # key -> type, required
     "decode": (dict, False),
     "size": (dict, False),
 }
+CHAT_RESERVED = ("conversation", "add_generation_prompt", "tokenize", "return_tensors", "return_dict")
 MODEL_SIZE = ("parameters", "gigabytes")  # what `size` may say
 
 
@@ -392,6 +393,12 @@ def unknown(where: str, key: str, section: str, name: str, names: Iterable[str])
     return UserError(where, key, f"no such {section}: {name!r}; {meant}known: {listed(names)}")
 
 
+def check_one(section: str, name: str) -> None:
+    """Raises UserError unless the command line's `name` is one entry of configs/<section>: a name, not a list."""
+    if name not in known(section):
+        raise unknown(COMMAND_LINE, CATALOGUE[section], section, name, known(section))
+
+
 def _suggest(word: str, words: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, names := sorted(words), n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; one of {listed(names)}"
@@ -489,8 +496,9 @@ def _model_rules(name: str, entry: Mapping[str, Any]) -> Iterable[tuple[str, boo
     tokens = stops is None or (bool(stops) and all(type(token) is int and token >= 0 for token in stops))
     yield f"{at}.stop_ids", tokens, f"{stops!r}: a list of token ids, or null for the checkpoint's"
     for key, value in (entry.get("chat") or {}).items():
-        wrong = f"{key}: {value!r}; text, a number, true or false expected"
-        yield f"{at}.chat", isinstance(value, str | int | float), wrong
+        wrong = f"{key!r}: {value!r}; `name: value`, with text, a number, true or false, expected"
+        yield f"{at}.chat", isinstance(key, str) and isinstance(value, str | int | float), wrong
+        yield f"{at}.chat", key not in CHAT_RESERVED, f"{key}: set by the product, not here"
     for key, value in (entry.get("size") or {}).items():
         yield f"{at}.size", key in MODEL_SIZE, f"{key}: unknown key{_suggest(str(key), MODEL_SIZE)}"
         wrong = f"{key}: {value!r} is the wrong type; a number expected"

@@ -2,7 +2,8 @@
 
     python launch.py plan quickstart --probe runs/probe/tiny-sdar-cpu.json
 
-A probe that was made of other weights, or elsewhere, says nothing and is not used.
+A probe that was made of other weights, on another kind of device, or of passes of another shape says nothing and is not
+used.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import Config, shown
 from orchestrator.errors import UserError
-from orchestrator.grid import Cell
+from orchestrator.grid import Cell, decode_spec
 from orchestrator.plan import Plan, Results, most_passes, passes_by_cell
 from orchestrator.progress import duration
-from workers.work import ModelSpec
 
 if TYPE_CHECKING:
     from spot.pass_cost import Curve
 
 FORMAT = 1  # of the files that are read here; workers/probe.py writes them
 SAME = ("revision", "device", "dtype", "block_length", "threads")  # what decides how long a pass takes
+SHAPE = ("layout", "cache", "suffix")  # and of how it is decoded
 ALIKE = ("gen_length", "stop", "threshold")  # what decides, with the task, how many passes a text takes
 
 
@@ -32,9 +33,9 @@ ALIKE = ("gen_length", "stop", "threshold")  # what decides, with the task, how 
 class Probe:
     """What a probe's file says of a target's passes.
 
-    `identity` has the values of SAME, `texts` the task and the values of ALIKE. `decoded` are the seconds a pass, all
-    of decoding included, at the budgets that the probe decoded, `nfe` the passes a text there; `cost` are the seconds
-    of a pass alone by its number of drafts.
+    `identity` has the values of SAME and SHAPE, `texts` the task and the values of ALIKE. `decoded` are the seconds a
+    pass, all of decoding included, at the budgets that the probe decoded, `nfe` the passes a text there; `cost` are the
+    seconds of a pass alone by its number of drafts.
     """
 
     file: Path
@@ -80,7 +81,7 @@ def read(file: Path) -> Probe:
             file=file,
             model=found["model"],
             machine=found["machine"]["name"],
-            identity={key: found[key] for key in SAME},
+            identity={key: found[key] for key in SAME} | {key: found["decode"][key] for key in SHAPE},
             texts=(found["task"], *(found["decode"][key] for key in ALIKE)),
             decoded={line["budget"]: line["pass_seconds"] for line in found["decoded"]},
             nfe={line["budget"]: line["nfe"] for line in found["decoded"]},
@@ -92,13 +93,14 @@ def read(file: Path) -> Probe:
         raise UserError(shown(file), "", "no file of `launch.py probe`") from None
 
 
-def check(probe: Probe, models: Mapping[str, ModelSpec]) -> None:
-    """Raises UserError unless `probe` is of one of `models`, as it is and where it is to run."""
-    spec = models.get(probe.model)
+def check(probe: Probe, plan: Plan) -> None:
+    """Raises UserError unless `probe` is of one of the plan's models, as it is, is decoded, and where it is to run."""
+    spec = plan.models.get(probe.model)
     if spec is None:
-        raise UserError(shown(probe.file), "model", f"{probe.model}; this grid has {', '.join(models)}")
-    ours = {key: getattr(spec, key) for key in SAME}
-    keys = [key for key in SAME if key != "threads" or spec.device == "cpu"]
+        raise UserError(shown(probe.file), "model", f"{probe.model}; this grid has {', '.join(plan.models)}")
+    decode = decode_spec(plan.config, spec, 0.0, 0)
+    ours = {key: getattr(spec, key) for key in SAME} | {key: getattr(decode, key) for key in SHAPE}
+    keys = [key for key in ours if key != "threads" or spec.device == "cpu"]
     for key in keys:
         if probe.identity[key] != ours[key]:
             wrong = f"{probe.identity[key]}; this grid's {probe.model} has {ours[key]}; probe it again"
@@ -110,10 +112,13 @@ def find(plan: Plan, named: Sequence[Path]) -> tuple[dict[str, Probe], list[str]
 
     Those `named` are used, or a UserError; for the other models, the store's own are used if they are of the same.
     """
-    found, notes = {}, []
+    found: dict[str, Probe] = {}
+    notes: list[str] = []
     for file in named:
         probe = read(file)
-        check(probe, plan.models)
+        check(probe, plan)
+        if probe.model in found:
+            raise UserError(shown(file), "model", f"{probe.model}, as {shown(found[probe.model].file)}; one is enough")
         found[probe.model] = probe
     for model in plan.models.keys() - found.keys():
         file = default_file(plan.config, model)
@@ -121,8 +126,9 @@ def find(plan: Plan, named: Sequence[Path]) -> tuple[dict[str, Probe], list[str]
             continue
         try:
             probe = read(file)
-            check(probe, {model: plan.models[model]})
-            found[model] = probe
+            check(probe, plan)
+            if probe.model == model:
+                found[model] = probe
         except UserError as error:
             notes.append(f"not used: {error}")
     return found, sorted(notes)

@@ -32,6 +32,8 @@ def asked(model: str, task: str, drafter: str, overrides: Sequence[str]) -> tupl
     for key in (text.partition("=")[0] for text in overrides):
         if key in AXES:
             raise UserError(COMMAND_LINE, key, "no axis here; a probe is of one MODEL, --task and --drafter, at T = 0")
+    for section, name in (("model", model), ("task", task), ("drafter", drafter)):
+        configs.check_one(section, name)
     chosen = [f"models=[{model}]", f"tasks=[{task}]", f"drafters=[{drafter}]", f"budgets=[{_commas(BUDGETS)}]"]
     chosen += ["temperatures=[0]", "seeds=[0]", f"limit={PROMPTS}", "shuffle=false"]
     here = ["workers.executor=inline", "workers.address=null"]
@@ -39,11 +41,15 @@ def asked(model: str, task: str, drafter: str, overrides: Sequence[str]) -> tupl
 
 
 def check_out(out: Path) -> None:
-    """The findings' folder is there before anything is measured."""
-    if out.is_dir():
-        raise UserError(COMMAND_LINE, "out", f"{out}: a folder; the name of a file expected")
+    """The findings' file can be written, which is known before anything is measured."""
     try:
+        if out.is_dir():
+            raise UserError(COMMAND_LINE, "out", f"{out}: a folder; the name of a file expected")
         out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a"):
+            pass
+        if not out.stat().st_size:
+            out.unlink()
     except OSError as error:
         raise UserError(COMMAND_LINE, "out", f"{out}: {error.strerror}") from None
 

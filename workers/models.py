@@ -8,18 +8,26 @@ from huggingface_hub import CachedRepoInfo, CacheNotFound, scan_cache_dir
 
 from workers.worker import locate
 
+PARTLY = 0.95  # of the published size; published sizes are rounded
+
 
 def held(entries: Mapping[str, Mapping[str, Any]], cache: Path | None = None) -> dict[str, str]:
-    """By model: `folder`, `cached (16.4 GB)` or `not cached`. `cache` is the hub's own folder by default."""
+    """By model: `folder`, `cached (16.4 GB)`, `partly cached (4.9 of 16.4 GB)` or `not cached`.
+
+    `cache` is the hub's own folder by default.
+    """
     repos = _cached_repos(cache)
-    return {name: _held(str(entry["path"]), entry["revision"], repos) for name, entry in entries.items()}
+    return {name: _held(str(entry["path"]), entry["revision"], entry["size"], repos) for name, entry in entries.items()}
 
 
-def _held(path: str, revision: str | None, repos: Mapping[str, CachedRepoInfo]) -> str:
+def _held(path: str, revision: str | None, size: Mapping[str, Any] | None, repos: Mapping[str, CachedRepoInfo]) -> str:
     if Path(locate(path)).is_dir():
         return "folder"
-    size = _weights(repos[path], revision) if path in repos else 0
-    return f"cached ({size / 1e9:.1f} GB)" if size else "not cached"
+    there = _weights(repos[path], revision) / 1e9 if path in repos else 0.0
+    whole = (size or {}).get("gigabytes", 0.0)
+    if there and there < PARTLY * whole:
+        return f"partly cached ({there:.1f} of {whole:.1f} GB)"
+    return f"cached ({there:.1f} GB)" if there else "not cached"
 
 
 def _weights(repo: CachedRepoInfo, revision: str | None) -> int:

@@ -31,7 +31,7 @@ from spot.targets.protocol import LAYOUTS, Target
 from spot.tree import State
 from spot.verdict import TOLERANCE
 from workers.work import DecodeSpec, ModelSpec, SampleTask
-from workers.worker import Worker, environment, locate
+from workers.worker import Worker, decode_settings, environment, locate
 
 FORMAT = 1  # raised when the findings' fields change
 NODES = (1, 2, 3, 5, 9, 21, 65)
@@ -163,7 +163,7 @@ def probe(loaded: Loaded, tasks: Sequence[SampleTask], say: Say) -> Findings:
     drafter = task.methods[0].drafter
     assert drafter is not None
     records = list(_decode(worker, tasks, say))
-    settings, prompt = _settings(task.decode), worker.prompt_ids(task.prompt)
+    settings, prompt = decode_settings(task.decode, None), worker.prompt_ids(task.prompt)
     accuracy = _accuracy(worker, tasks, settings, say)
     say("comparing logits …")
     rounding = compare_logits(worker.target, prompt, settings)
@@ -275,12 +275,6 @@ def _accuracy(worker: Worker, tasks: Sequence[SampleTask], settings: Settings, s
 def _order_model(drafter: Drafter) -> OrderModel | None:
     drafter = drafter.spot if isinstance(drafter, SpotAuto) else drafter
     return drafter.order if isinstance(drafter, Spot) else None
-
-
-def _settings(asked: DecodeSpec) -> Settings:
-    return Settings(
-        asked.gen_length, asked.temperature, asked.stop, asked.threshold, asked.layout, asked.cache, asked.suffix
-    )
 
 
 # ---- passes

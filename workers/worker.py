@@ -42,11 +42,11 @@ class Worker:
         transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
         folder = targets.fetch(locate(model.path), model.revision)
         self._model = model
+        self._tokenizer = load_tokenizer(folder)
         dtype = DTYPES[model.dtype]
         self.target = targets.load(
             model.family, folder, model.block_length, dtype, model.device, model.mask_id, model.stop_ids
         )
-        self._tokenizer = load_tokenizer(folder)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self._costs: dict[_Asked, PassCost] = {}
         self._warm: set[_Asked] = set()
@@ -58,7 +58,7 @@ class Worker:
     def trace(self, task: TraceTask) -> dict[str, Any]:
         """Decode `task`'s prompts draft-free, and write their traces to its store as one shard."""
         prompts = (self.prompt_ids(prompt) for prompt in task.prompts)
-        traces = collect(Softened(self.target, task.soften), prompts, _settings(task.decode, None))
+        traces = collect(Softened(self.target, task.soften), prompts, decode_settings(task.decode, None))
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 
@@ -94,7 +94,7 @@ class Worker:
 
         An oracle needs the `control` whose trajectory it is to know; it is decoded here where it is not given.
         """
-        settings = _settings(task.decode, method.drafter)
+        settings = decode_settings(task.decode, method.drafter)
         settings = replace(settings, gen_length=gen_length or settings.gen_length)
         noise = Noise.keyed(task.decode.seed, task.task, task.row)
         drafter = self.drafter(task, method, control) if method.drafter else None
@@ -183,7 +183,7 @@ class Worker:
         }
 
     def _explain(self, task: SampleTask, method: MethodTask, decoding: Decoding, control: Decoding) -> str:
-        noise, settings = Noise.keyed(task.decode.seed, task.task, task.row), _settings(task.decode, None)
+        noise, settings = Noise.keyed(task.decode.seed, task.task, task.row), decode_settings(task.decode, None)
         return explain_difference(
             control,
             decoding,
@@ -210,7 +210,7 @@ class _Outcome:
     peak_bytes: int | None = None
 
 
-def _settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
+def decode_settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
     return Settings(
         gen_length=asked.gen_length,
         temperature=asked.temperature,
@@ -228,7 +228,7 @@ _Asked = tuple[DrafterSpec | None, int, Settings]
 
 
 def _asked(task: SampleTask, method: MethodTask) -> _Asked:
-    return method.drafter, method.budget, _settings(task.decode, method.drafter)
+    return method.drafter, method.budget, decode_settings(task.decode, method.drafter)
 
 
 def _is_oracle(method: MethodTask) -> bool:
@@ -283,7 +283,13 @@ def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
         name=name,
         family=family,
         path=path,
-        revision=targets.resolve(family, locate(path), options.get("revision")),
+        revision=targets.resolve(
+            family,
+            locate(path),
+            options.get("revision"),
+            options.get("mask_id"),
+            None if stop_ids is None else tuple(stop_ids),
+        ),
         block_length=options["block_length"],
         dtype=options.get("dtype") or "float32",
         mask_id=options.get("mask_id"),

@@ -14,6 +14,7 @@ from spot.targets.protocol import Target, TargetConfig
 
 FAMILIES = ("dream", "llada", "llada2", "sdar")
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_PROMPT_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.jinja", "*.model")  # what decides how a prompt is read
 
 
 def load(
@@ -43,16 +44,22 @@ def exact(family: str) -> bool:
     return _module(family).BLOCK_CAUSAL
 
 
-def resolve(family: str, path: str, revision: str | None) -> str:
-    """What a checkpoint is: the sha256 of a local folder's configuration and weights, or the hub's commit.
+def resolve(
+    family: str,
+    path: str,
+    revision: str | None,
+    mask_id: int | None = None,
+    stop_ids: tuple[int, ...] | None = None,
+) -> str:
+    """What a checkpoint is: the sha256 of a local folder's configuration, weights and tokenizer, or the hub's commit.
 
     Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there, or a local
-    one whose configuration or tensors are not the family's.
+    one whose configuration or tensors are not the family's, or that has no such tokens.
     """
     if family not in FAMILIES:
         raise ValueError(f"family: no family {family!r}; there are {', '.join(FAMILIES)}")
     if Path(path).is_dir():
-        return _folder_revision(family, Path(path))
+        return _folder_revision(family, Path(path), mask_id, stop_ids)
     if path.count("/") != 1 or path.startswith((".", "/")):
         raise ValueError(f"path: no folder {path}, and it is not a hub id either")
     return _hub_commit(path, revision)
@@ -78,8 +85,9 @@ def _skeleton(module: ModuleType, folder: Path, published: dict[str, Any]) -> Pr
             return module.build(published)
     except KeyError as missing:
         raise ValueError(f"{folder / 'config.json'}: no {missing.args[0]}") from None
-    except ValueError as wrong:
-        raise ValueError(f"{folder / 'config.json'}: {wrong}") from None
+    except Exception as wrong:  # transformers raises what it likes over a value of a wrong type
+        reason = " ".join(str(wrong).split())
+        raise ValueError(f"{folder / 'config.json'}: {reason}") from None
 
 
 def _target_config(
@@ -91,30 +99,37 @@ def _target_config(
     stop_ids: tuple[int, ...] | None,
     vocabulary: int,
 ) -> TargetConfig:
-    if mask_id is None:
-        mask_id = published.get("mask_token_id")
-    mask = module.MASK_ID if mask_id is None else mask_id
+    file, theirs = folder / "config.json", published.get("mask_token_id")
+    mask = next(token for token in (mask_id, theirs, module.MASK_ID) if token is not None)
+    whose = "mask_id" if mask_id is not None else f"{file}: mask_token_id" if theirs is not None else f"{file}: mask id"
     stops = published.get("eos_token_id") if stop_ids is None else stop_ids
-    if stops is None:
-        raise ValueError(f"{folder / 'config.json'}: no eos_token_id; stop_ids of the model's entry must say it")
-    stops = frozenset([stops] if isinstance(stops, int) else stops)
-    for name, token in (("mask_token_id", mask), *(("stop id", stop) for stop in sorted(stops))):
-        if not 0 <= token < vocabulary:
-            raise ValueError(f"{folder / 'config.json'}: {name} {token} of a vocab_size {vocabulary}")
-    return TargetConfig(block_length, mask, stops, module.BLOCK_CAUSAL)
+    if stops is None or stops == []:
+        raise ValueError(f"{file}: no eos_token_id; stop_ids of the model's entry must say it")
+    stops = list(stops) if isinstance(stops, list | tuple) else [stops]
+    stop = f"{file}: eos_token_id" if stop_ids is None else "stop_ids"
+    for name, token in ((whose, mask), *((stop, token) for token in stops)):
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise ValueError(f"{name}: {token!r} is no token of a vocab_size {vocabulary}")
+    return TargetConfig(block_length, mask, frozenset(stops), module.BLOCK_CAUSAL)
 
 
-def _folder_revision(family: str, folder: Path) -> str:
+def _folder_revision(
+    family: str, folder: Path, mask_id: int | None = None, stop_ids: tuple[int, ...] | None = None
+) -> str:
     module, shards = _module(family), find_shards(folder)
     if not (folder / "config.json").is_file() or not shards:
         raise ValueError(f"path: {folder} has no config.json with model*.safetensors beside it")
     try:
-        model = _skeleton(module, folder, read_config(folder, module.MODEL_TYPE))
+        published = read_config(folder, module.MODEL_TYPE)
+        model = _skeleton(module, folder, published)
         check(folder, model, module.parts(model))
+        _target_config(module, folder, published, 1, mask_id, stop_ids, model.config.vocab_size)
     except ValueError as wrong:
-        raise ValueError(f"path: {wrong}") from None
+        about_entry = str(wrong).startswith(("mask_id: ", "stop_ids: "))
+        raise ValueError(str(wrong) if about_entry else f"path: {wrong}") from None
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *shards]:
+    prompts = sorted({file for pattern in _PROMPT_FILES for file in folder.glob(pattern)})
+    for file in [folder / "config.json", *shards, *prompts]:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]

@@ -1,7 +1,7 @@
 """Published checkpoints: a configuration, and safetensors shards whose tensors all have a place in a stock model.
 
 Names and shapes are checked against the shards' headers before anything is loaded; then each tensor goes straight to
-the device and into its place, so that host memory never holds more than the model and one shard.
+the device and into its place, so that host memory never holds more than the model, in the dtype asked for, and a shard.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 INDEX = "model.safetensors.index.json"
+DTYPES = ("BF16", "F16", "F32", "F64")  # quantised weights need more than their values
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -58,10 +59,10 @@ def find_shards(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index}: no index of shards") from None
-        missing = [name for name in names if not (folder / name).is_file()]
+        missing = [name for name in names if not (folder / name).is_file()]  # a link to nowhere is missing too
         if missing:
             raise ValueError(f"{folder}: no shard {missing[0]} ({len(missing)} of {len(names)} missing)")
         return [folder / name for name in names]
@@ -95,6 +96,9 @@ def load_weights(folder: Path, model: PreTrainedModel, parts: Parts, dtype: torc
     Raises ValueError where memory does not suffice, before anything is loaded.
     """
     model.to(dtype)
+    for module in model.modules():
+        if hasattr(module, "e_score_correction_bias"):  # a router decides in float32
+            module.to(torch.promote_types(dtype, torch.float32))
     _check_memory(folder, model, device)
     model.to_empty(device=device)
     rotary = model.model.rotary_emb
@@ -113,6 +117,7 @@ def load_weights(folder: Path, model: PreTrainedModel, parts: Parts, dtype: torc
 def free_bytes(device: str) -> int | None:
     """Memory that a process may still take on `device`; None where the system does not tell."""
     if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # what torch holds of an earlier model is free
         return torch.cuda.mem_get_info(device)[0]
     if not _MEMINFO.exists():
         return None
@@ -126,8 +131,8 @@ def free_bytes(device: str) -> int | None:
 
 def _reclaimable() -> int:
     """Bytes of the container's file cache, which the system gives up when asked."""
-    found = re.search(r"^inactive_file (\d+)", (_CGROUP / "memory.stat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+    found = re.findall(r"^(?:in)?active_file (\d+)", (_CGROUP / "memory.stat").read_text(), re.MULTILINE)
+    return sum(map(int, found))
 
 
 def _check_memory(folder: Path, model: PreTrainedModel, device: str) -> None:
@@ -142,8 +147,11 @@ def _shapes(shard: Path) -> Iterator[tuple[str, list[int]]]:
     try:
         with safe_open(shard, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                yield name, tensors.get_slice(name).get_shape()
-    except SafetensorError as error:
+                stored = tensors.get_slice(name)
+                if stored.get_dtype() not in DTYPES:
+                    raise ValueError(f"{shard}: tensor {name!r} is {stored.get_dtype()}; {', '.join(DTYPES)} expected")
+                yield name, stored.get_shape()
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{shard}: truncated or damaged ({error})") from None
 
 

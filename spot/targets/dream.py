@@ -15,7 +15,7 @@ BLOCK_CAUSAL = False
 
 def build(published: dict[str, Any]) -> PreTrainedModel:
     """The stock model of a config.json. Raises KeyError for a key that is missing, ValueError for an unknown value."""
-    expect(published, rope_scaling=None, use_sliding_window=False, use_mrope=False)
+    expect(published, rope_scaling=None, use_sliding_window=False, use_mrope=False, hidden_act="silu")
     names = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
         "max_position_embeddings rms_norm_eps tie_word_embeddings hidden_act"

@@ -36,6 +36,7 @@ def build(published: dict[str, Any]) -> PreTrainedModel:
     expect(published, rope_scaling=None, use_bias=False, use_qkv_bias=False, use_qk_norm=True, use_rmsnorm=True)
     expect(published, score_function="sigmoid", router_dtype="fp32", moe_router_enable_expert_bias=True)
     expect(published, norm_head=False, use_sliding_window=False, using_split_qkv_in_self_attention=False)
+    expect(published, hidden_act="silu")
     names = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
         "max_position_embeddings rms_norm_eps tie_word_embeddings hidden_act moe_intermediate_size num_experts_per_tok "

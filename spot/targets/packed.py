@@ -101,6 +101,8 @@ class Layers:
             mixed = layer.attend(hidden, cos, sin, held, index, text, segments)
             if index == len(self._layers) - 1:  # of what is not wanted, keys and values were all that is needed
                 hidden, mixed = hidden[wanted], mixed[wanted]
+                if not len(wanted):
+                    return hidden
             hidden = layer.feed(hidden + layer.project(mixed))
         return hidden
 
@@ -148,7 +150,8 @@ class _Layer:
         return _mix(query, key, value.transpose(0, 1), held, index, text, segments)
 
     def project(self, mixed: Tensor) -> Tensor:
-        return _product(mixed, self._stock.self_attn.o_proj.weight)
+        output = self._stock.self_attn.o_proj
+        return _product(mixed, output.weight, output.bias)
 
     def feed(self, hidden: Tensor) -> Tensor:
         """`hidden` and what the MLP, or the experts, make of it."""
@@ -156,7 +159,7 @@ class _Layer:
         if self._gate_up is None:
             return hidden + mlp(normed)
         gate, up = _product(normed, *self._gate_up).chunk(2, -1)
-        return hidden + _product(mlp.act_fn(gate) * up, mlp.down_proj.weight)
+        return hidden + _product(mlp.act_fn(gate) * up, mlp.down_proj.weight, mlp.down_proj.bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -202,7 +205,7 @@ def in_one_row(rows: list[tuple[int, int, Tensor | None]], device: torch.device)
 
 
 def _normed(norm, hidden: Tensor) -> Tensor:
-    """An RMS norm in one operation; in half precision the weight is multiplied in before rounding, as SDAR does."""
+    """An RMS norm in one operation; in half precision it multiplies by the weight before rounding, stock ones after."""
     return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
@@ -219,7 +222,7 @@ def _mix(
         if _sees_all_before(segment, query) and part.stop <= written:
             k, v = held.layer(index, held.length + part.stop)
             grouped = query[:, part].reshape(1, len(k), -1, k.shape[-1])  # without a mask the heads of a group are rows
-            found = F.scaled_dot_product_attention(grouped, k[None], v[None]).view(1, *query[:, part].shape)
+            found = F.scaled_dot_product_attention(grouped, k[None], v[None]).reshape(1, *query[:, part].shape)
         else:
             prefix = held.layer(index, held.length if segment is text else held.length + text.tokens)
             q, k, v = (segment.fold(x[:, part]) for x in (query, key, value))

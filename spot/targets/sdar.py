@@ -28,7 +28,7 @@ def target(model: PreTrainedModel, config: TargetConfig) -> BlockCausal:
 
 def qwen3_config(published: dict[str, Any]) -> Qwen3Config:
     """Qwen3's configuration from SDAR's config.json."""
-    expect(published, rope_scaling=None, use_sliding_window=False)
+    expect(published, rope_scaling=None, use_sliding_window=False, hidden_act="silu")
     names = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
         "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias hidden_act"

@@ -58,6 +58,10 @@ def in_shards(folder: Path) -> list[Path]:
     return shards
 
 
+def quantise(shard: Path) -> None:
+    save_file({name: value.to(torch.int8) for name, value in load_file(shard).items()}, shard)
+
+
 def change(folder: Path, **values) -> None:
     published = json.loads((folder / "config.json").read_text()) | values
     (folder / "config.json").write_text(json.dumps({k: v for k, v in published.items() if v is not ...}))
@@ -82,7 +86,10 @@ def test_a_tensor_that_is_missing_not_expected_or_of_a_wrong_shape_is_named(chec
     weights = load_file(checkpoint / "model.safetensors")
     spoil(weights, NORM[family])
     save_file(weights, checkpoint / "model.safetensors")
-    for refused in (lambda: load(checkpoint, family), lambda: targets.resolve(family, str(checkpoint), None)):
+    for refused in (
+        lambda: load(checkpoint, family),
+        lambda: targets.resolve(family, str(checkpoint), None, MASK, (150,)),
+    ):
         with pytest.raises(ValueError) as error:
             refused()
         assert message.format(name=NORM[family]) in str(error.value) and "\n" not in str(error.value)
@@ -108,11 +115,14 @@ def test_query_key_and_value_in_one_tensor_have_the_rows_of_three(tmp_path):
             r"00002-of-00003.safetensors: tensor '.*' is in model-00001",
         ),
         (lambda shards: (shards[0].parent / checkpoints.INDEX).write_text("{"), "index.json: no index of shards"),
+        (lambda shards: (shards[1].unlink(), shards[1].symlink_to("nowhere")), r"no shard model-00002-of-00003"),
+        (lambda shards: (shards[1].unlink(), shards[1].mkdir()), r"no shard model-00002-of-00003"),
+        (lambda shards: quantise(shards[1]), r"is I8; BF16, F16, F32, F64 expected"),
     ],
 )
 def test_what_is_wrong_with_a_shard_is_said_of_it(sdar, spoil, message):
     spoil(in_shards(sdar))
-    for refused in (lambda: load(sdar), lambda: targets.resolve("sdar", str(sdar), None)):
+    for refused in (lambda: load(sdar), lambda: targets.resolve("sdar", str(sdar), None, MASK)):
         with pytest.raises(ValueError, match=message):
             refused()
 
@@ -163,16 +173,22 @@ def test_host_memory_never_holds_more_than_the_checkpoint_and_one_shard(sdar, tm
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_are_loaded_in_the_dtype_that_is_asked_for(checkpoint, family, dtype):
     target = targets.load(family, checkpoint, 8, dtype, "cpu", MASK, (150,))
-    assert {p.dtype for p in target.parameters()} == {dtype}
+    router = torch.promote_types(dtype, torch.float32)
+    for name, tensor in target.model.state_dict().items():
+        assert tensor.dtype == (router if ".gate." in name else dtype)
     target.prefill([1, 2, 3] * 4)
     assert target(torch.full((2, 8), MASK)).isfinite().all()
 
 
 def test_a_revision_is_the_weights_and_configuration_themselves(sdar):
-    first = targets.resolve("sdar", str(sdar), None)
-    assert first == targets.resolve("sdar", str(sdar), "main")
+    found = [targets.resolve("sdar", str(sdar), None, MASK)]
+    assert found[0] == targets.resolve("sdar", str(sdar), "main", MASK)
     change(sdar, rope_theta=5)
-    assert targets.resolve("sdar", str(sdar), None) != first
+    found.append(targets.resolve("sdar", str(sdar), None, MASK))
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (sdar / name).write_text("{}")
+        found.append(targets.resolve("sdar", str(sdar), None, MASK))
+    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize(
@@ -211,6 +227,10 @@ def test_a_checkpoint_of_another_architecture_is_refused(checkpoint, family):
         ("llada", {"n_heads": ...}, "no n_heads"),
         ("llada2", {"score_function": "softmax"}, "score_function 'softmax'; only 'sigmoid' is known"),
         ("llada2", {"num_experts": ...}, "no num_experts"),
+        ("sdar", {"hidden_act": "nope"}, "hidden_act 'nope'; only 'silu' is known"),
+        ("sdar", {"head_dim": None}, ".*head_dim.*"),
+        ("sdar", {"rope_theta": None}, ".+"),
+        ("llada", {"n_heads": 0}, ".+"),
     ],
 )
 def test_what_a_configuration_lacks_or_asks_for_is_one_line(tmp_path, family, values, message):
@@ -223,17 +243,22 @@ def test_what_a_configuration_lacks_or_asks_for_is_one_line(tmp_path, family, va
 @pytest.mark.parametrize(
     ("values", "asked", "message"),
     [
-        ({"mask_token_id": 160}, (None, None), "mask_token_id 160 of a vocab_size 160"),
-        ({"mask_token_id": None}, (None, None), "mask_token_id 151669 of a vocab_size 160"),
-        ({}, (160, None), "mask_token_id 160 of a vocab_size 160"),
-        ({}, (157, (150, 161)), "stop id 161 of a vocab_size 160"),
-        ({"eos_token_id": ...}, (157, None), "no eos_token_id; stop_ids of the model's entry must say it"),
+        ({"mask_token_id": 160}, (None, None), "config.json: mask_token_id: 160 is no token of a vocab_size 160"),
+        ({"mask_token_id": None}, (None, None), "config.json: mask id: 151669 is no token of a vocab_size 160"),
+        ({"mask_token_id": 1.5}, (None, None), "config.json: mask_token_id: 1.5 is no token of a vocab_size 160"),
+        ({}, (160, None), "mask_id: 160 is no token of a vocab_size 160"),
+        ({}, (157, (150, 161)), "stop_ids: 161 is no token of a vocab_size 160"),
+        ({"eos_token_id": "x"}, (157, None), "config.json: eos_token_id: 'x' is no token of a vocab_size 160"),
+        ({"eos_token_id": ...}, (157, None), "config.json: no eos_token_id; stop_ids of the model's entry must say it"),
+        ({"eos_token_id": []}, (157, None), "config.json: no eos_token_id; stop_ids of the model's entry must say it"),
     ],
 )
 def test_mask_and_stop_ids_are_tokens(sdar, values, asked, message):
     change(sdar, **values)
-    with pytest.raises(ValueError, match=f"config.json: {message}$"):
+    with pytest.raises(ValueError, match=f"{message}$"):
         targets.load("sdar", sdar, 8, torch.float32, "cpu", *asked)
+    with pytest.raises(ValueError, match=f"^(path: .*)?{message}$"):
+        targets.resolve("sdar", str(sdar), None, *asked)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +273,34 @@ def test_the_model_entrys_ids_go_before_the_checkpoints(sdar, published, asked, 
     change(sdar, **published)
     config = targets.load("sdar", sdar, 8, torch.float32, "cpu", *asked).config
     assert (config.mask_id, config.stop_ids) == found
+
+
+def test_biases_of_a_checkpoint_are_not_forgotten(sdar):
+    """SDAR has none of its own; its configuration may ask for them."""
+    weights = load_file(sdar / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight") and "self_attn" in name]:
+        weights[name.replace("weight", "bias")] = torch.linspace(-1, 1, len(weights[name]))
+    change(sdar, attention_bias=True)
+    save_file(weights, sdar / "model.safetensors")
+    target, ids = load(sdar), torch.arange(8)[None]
+    stock = target.model(ids, attention_mask=torch.zeros(1, 1, 8, 8)).logits
+    assert torch.allclose(target(ids), stock, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_an_attention_kernel_may_lay_its_result_out_as_it_likes(family, monkeypatch):
+    """That of CUDA in float32 gives positions before heads."""
+    torchs = torch.nn.functional.scaled_dot_product_attention
+
+    def positions_first(*tensors):
+        return torchs(*tensors).transpose(1, 2).contiguous().transpose(1, 2)
+
+    target, node = golden_target(8, family=family), torch.full((1, 8), MASK)
+    target.prefill([1, 2, 3])
+    target(node)
+    once = target(node)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", positions_first)
+    assert torch.allclose(target(node), once)
 
 
 def test_what_a_family_is():
