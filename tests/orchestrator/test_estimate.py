@@ -21,7 +21,14 @@ FOUND = {
     "threads": 1,
     "machine": {"name": "An Abacus"},
     "task": "arith",
-    "decode": {"gen_length": 128, "stop": "eos", "threshold": None},
+    "decode": {
+        "gen_length": 128,
+        "stop": "eos",
+        "threshold": None,
+        "layout": "batch",
+        "cache": True,
+        "suffix": "keep",
+    },
     "decoded": [
         {"budget": 0, "pass_seconds": 1.0, "nfe": 100.0},
         {"budget": 8, "pass_seconds": 2.0, "nfe": 25.0},

@@ -19,8 +19,8 @@ def put(cache: Path, repo: str, commit: str, **files: int) -> None:
             file.truncate(size)
 
 
-def where(cache: Path, path: str, revision: str | None = None) -> str:
-    return held({"m": {"path": path, "revision": revision}}, cache)["m"]
+def where(cache: Path, path: str, revision: str | None = None, size: dict | None = None) -> str:
+    return held({"m": {"path": path, "revision": revision, "size": size}}, cache)["m"]
 
 
 def test_a_folder_is_a_folder_wherever_one_stands(tmp_path, monkeypatch):
@@ -31,6 +31,12 @@ def test_a_folder_is_a_folder_wherever_one_stands(tmp_path, monkeypatch):
 def test_a_checkpoint_in_the_cache_is_there_with_the_size_of_its_weights(tmp_path):
     put(tmp_path, "someone/model", COMMIT, one=10**9, two=5 * 10**8, config=10**8)
     assert {where(tmp_path, "someone/model", revision) for revision in (None, COMMIT, "main")} == {"cached (1.5 GB)"}
+
+
+def test_half_a_download_is_said_to_be_half(tmp_path):
+    put(tmp_path, "someone/model", COMMIT, one=10**9)
+    assert where(tmp_path, "someone/model", size={"gigabytes": 3.9}) == "partly cached (1.0 of 3.9 GB)"
+    assert where(tmp_path, "someone/model", size={"gigabytes": 1.02}) == "cached (1.0 GB)"
 
 
 def test_another_revision_or_a_config_alone_is_no_checkpoint(tmp_path):
