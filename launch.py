@@ -7,7 +7,6 @@
 Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted.
 """
 
-import math
 import os
 import shlex
 import sys
@@ -470,7 +469,6 @@ def probe(
 @app.command()
 def train_target(
     out: Annotated[Path, typer.Option(help="The checkpoint folder.")] = Path("assets/tiny-sdar"),
-    begin: Annotated[Path | None, typer.Option(help="A folder that this command made, to train on from there.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Train the tiny target on arith, from scratch or from the last checkpoint in OUT/training."""
@@ -483,10 +481,9 @@ def train_target(
         return asked.question, asked.answer
 
     try:
-        train(example, out, configs.settings(TrainSettings(), overrides or []), begin=begin)
+        train(example, out, configs.settings(TrainSettings(), overrides or []))
     except ValueError as error:
-        key, _, wrong = str(error).partition(": ") if str(error).startswith("begin: ") else ("out", "", str(error))
-        raise UserError(COMMAND_LINE, key, wrong) from None
+        raise UserError(COMMAND_LINE, "out", str(error)) from None
 
 
 @app.command()
@@ -516,32 +513,19 @@ def train_drafter(
     task: TaskOption = "arith",
     out: Annotated[Path, typer.Option(help="The checkpoint file.")] = Path("assets/tiny-spot.safetensors"),
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
-    soften: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Divide the target's logits by this; once more for each time it is given, the first measured."
-        ),
-    ] = None,
     traces: TracesOption = None,
     overrides: Overrides = None,
 ) -> None:
     """Train the order model on a target's draft-free traces, and print its held-out accuracy.
 
     Traces what is not traced yet, then trains in this process on workers.device. An override without a section
-    (steps=500) is the training's, one with (decode.gen_length=64) the grid's. Softened copies (--soften 1 --soften 2)
-    prepare the order model for targets less sure of themselves.
+    (steps=500) is the training's, one with (decode.gen_length=64) the grid's.
     """
     from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
     settings, of_grid = _settings(OrderSettings(), overrides or [])
     workers, store = context.obj or backend(), traces or str(out.parent / f"{out.stem}.traces")
-    parts = []
-    for value in dict.fromkeys(soften or [1.0]):
-        if not 0 < value < math.inf:
-            raise UserError(COMMAND_LINE, "soften", f"{value:g}; more than 0 expected")
-        config, source, shards = _shards(workers, model, task, prompts, store, of_grid, value)
-        parts.append(shards)
-    shards = [shard for part in parts for shard in part]
+    config, source, shards = _shards(workers, model, task, prompts, store, of_grid)
     if config.decode_of(model).commit_threshold is not None:
         raise source.error("decode.unmasking", "'threshold': the order model learns from 'single', a position a step")
     _check_block(source, shards[0].model)
@@ -550,8 +534,7 @@ def train_drafter(
         _make_shards(config, source, workers, shards)
         device, say = _training_device(config), partial(print, flush=True)
         try:
-            traced = [load_traces(part) for part in parts]
-            found = make_order_model(traced, settings, out, made_of(shards), device, say)
+            found = make_order_model(load_traces(shards), settings, out, made_of(shards), device, say)
         except ValueError as error:
             raise UserError(COMMAND_LINE, "prompts", str(error)) from None
         if traces is None:
@@ -663,7 +646,7 @@ def _settings(defaults: Settings, overrides: Sequence[str]) -> tuple[Settings, l
 
 
 def _shards(
-    workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str], soften: float = 1.0
+    workers: Backend, model: str, task: str, prompts: int, store: str, overrides: Sequence[str]
 ) -> tuple[Config, Source, list[TraceTask]]:
     """The shards of the first `prompts` rows of a task, of its train split where it has splits; touches no store."""
     for key in (text.partition("=")[0] for text in overrides):
@@ -682,7 +665,7 @@ def _shards(
         raise source.error(f"task.{task}", "one row; a row to learn from and one to hold out are the least")
     try:
         decode = decode_spec(config, plan.models[model], 0.0, 0)
-        return config, source, trace_tasks(plan.models[model], task, rows, decode, store, soften)
+        return config, source, trace_tasks(plan.models[model], task, rows, decode, store)
     except ValueError as error:
         raise UserError(COMMAND_LINE, store, str(error)) from None
 

@@ -30,10 +30,8 @@ SHARD = 10  # prompts: what the death of a worker costs
 FORMAT = 2  # raised by hand when the same prompts would give a shard of other content
 
 
-def trace_tasks(
-    model: ModelSpec, task: str, rows: Sequence[Row], decode: DecodeSpec, store: str, soften: float = 1.0
-) -> list[TraceTask]:
-    """The shards of `rows`, in their order, `SHARD` of them each but the last; `soften` divides the target's logits.
+def trace_tasks(model: ModelSpec, task: str, rows: Sequence[Row], decode: DecodeSpec, store: str) -> list[TraceTask]:
+    """The shards of `rows`, in their order, `SHARD` of them each but the last.
 
     Raises ValueError for a `store` that is none.
     """
@@ -43,8 +41,7 @@ def trace_tasks(
     found = []
     for part in parts:
         ids, prompts = tuple(row.id for row in part), tuple(row.prompt for row in part)
-        shard = _shard_name(model, decode, prompts, soften)
-        found.append(TraceTask(model, task, ids, prompts, decode, shard, where, soften))
+        found.append(TraceTask(model, task, ids, prompts, decode, _shard_name(model, decode, prompts), where))
     return found
 
 
@@ -92,21 +89,20 @@ def load_traces(tasks: Sequence[TraceTask]) -> list["Trace"]:
 def made_of(tasks: Sequence[TraceTask]) -> dict[str, Any]:
     """What a checkpoint made of these traces says of its origin. Its `trained_on` keeps it from these very rows."""
     model, decode = tasks[0].model, tasks[0].decode
-    rows = list(dict.fromkeys(row for task in tasks for row in task.rows))
+    rows = [row for task in tasks for row in task.rows]
     return {
         "model": model.name,
         "revision": model.revision,
         "step_rule": "single" if decode.threshold is None else f"threshold {decode.threshold:g}",
         "gen_length": decode.gen_length,
-        "soften": list(dict.fromkeys(task.soften for task in tasks)),
         "prompts": len(rows),
         "trained_on": {tasks[0].task: rows},
     }
 
 
-def _shard_name(model: ModelSpec, decode: DecodeSpec, prompts: tuple[str, ...], soften: float) -> str:
+def _shard_name(model: ModelSpec, decode: DecodeSpec, prompts: tuple[str, ...]) -> str:
     reading = (model.mask_id, model.stop_ids, model.chat)
-    asked = (FORMAT, model.revision, model.block_length, model.dtype, *reading, decode, prompts, soften)
+    asked = (FORMAT, model.revision, model.block_length, model.dtype, *reading, decode, prompts)
     return f"{hashlib.sha256(repr(asked).encode()).hexdigest()[:20]}.safetensors"
 
 

@@ -114,7 +114,7 @@ class SampleTask:
 class TraceTask:
     """A shard of draft-free traces to make: those of `prompts`, written as file `shard` to the store at `store`.
 
-    `rows` are the prompts' ids in data set `task`; the target's logits are divided by `soften`.
+    `rows` are the prompts' ids in data set `task`.
     """
 
     model: ModelSpec
@@ -124,7 +124,6 @@ class TraceTask:
     decode: DecodeSpec
     shard: str
     store: str
-    soften: float = 1.0
 
     def again(self) -> "TraceTask":
         """The same, after its worker died: a shard that was written is written once more, to the same bytes."""

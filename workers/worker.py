@@ -23,7 +23,7 @@ from spot.drafters.spot_auto import SpotAuto
 from spot.noise import Noise
 from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
-from spot.training.traces import Softened, collect, pack
+from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
@@ -58,7 +58,7 @@ class Worker:
     def trace(self, task: TraceTask) -> dict[str, Any]:
         """Decode `task`'s prompts draft-free, and write their traces to its store as one shard."""
         prompts = (self.prompt_ids(prompt) for prompt in task.prompts)
-        traces = collect(Softened(self.target, task.soften), prompts, decode_settings(task.decode, None))
+        traces = collect(self.target, prompts, decode_settings(task.decode, None))
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 

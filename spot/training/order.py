@@ -108,7 +108,7 @@ class TraceSet:
 
 
 def make_order_model(
-    traces: list[list[Trace]],
+    traces: list[Trace],
     settings: OrderSettings,
     out: Path,
     made_of: dict[str, Any],
@@ -117,19 +117,17 @@ def make_order_model(
 ) -> "Accuracy":
     """Train on nine tenths of the prompts, calibrate and measure on the others, and write the checkpoint `out`.
 
-    `traces` has those of the target and of its softened copies, each of all prompts; what is measured is the first's
-    accuracy. The checkpoint's header has `made_of`, the settings and that accuracy, which is returned. Raises
-    ValueError where no block took two steps, which leaves no questions.
+    Its header has `made_of`, the settings and the held-out accuracy, which is returned. Raises ValueError where no
+    block took two steps, which leaves no questions.
     """
-    parts = [hold_out(part) for part in traces]
-    held_out, training = ([trace for part in side for trace in part] for side in zip(*parts, strict=True))
+    held_out, training = hold_out(traces)
     for part in (training, held_out):
         if all(trace.steps < 2 for trace in part):
             raise ValueError(f"all {len(part)} blocks to learn from, or held out, are filled in one step")
     report(f"{len(training)} blocks to train on, {len(held_out)} held out")
     model = train_order_model(training, settings, report, device)
     calibrate(model, held_out)
-    found = accuracy(model, parts[0][0])
+    found = accuracy(model, held_out)
     partial = out.with_name(f"{out.name}.partial")
     save_order_model(model.cpu(), partial, {**made_of, "settings": asdict(settings), "held_out_accuracy": found})
     partial.replace(out)

@@ -57,24 +57,16 @@ class TrainSettings:
     kv_heads: int = 2
 
 
-def train_target(
-    example: Example,
-    out: Path,
-    settings: TrainSettings,
-    report: Callable[[str], None] = print,
-    begin: Path | None = None,
-) -> None:
+def train_target(example: Example, out: Path, settings: TrainSettings, report: Callable[[str], None] = print) -> None:
     """Train on `example(0), example(1), ...` and write a Hugging Face checkpoint folder to `out`.
 
-    From random weights, or from those of the folder `begin`, which an earlier call wrote with the same shape. Continues
-    from `out/training/` where an earlier call was interrupted; raises ValueError if that call had other settings.
+    Continues from `out/training/` where an earlier call was interrupted; raises ValueError if that call had other
+    settings.
     """
     tokenizer = build_tokenizer(example, settings.vocab_size)
     config = target_config(tokenizer, settings)
     torch.manual_seed(settings.seed)
     model = Qwen3ForCausalLM(config)
-    if begin is not None:
-        _begin(model, begin)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.0)
     state = out / "training"
     first = _restore(state, model, optimizer, settings)
@@ -239,17 +231,6 @@ def _save_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     header = {"step": str(step), "settings": json.dumps(asdict(settings))}
     save_file(tensors, folder / "state.partial", header)
     (folder / "state.partial").rename(folder / "state.safetensors")
-
-
-def _begin(model: nn.Module, folder: Path) -> None:
-    """Take the weights of an earlier target."""
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise ValueError(f"begin: no file {path}")
-    weights, ours = load_file(path), dict(model.named_parameters())
-    if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in ours.items()}:
-        raise ValueError(f"begin: {path} has another shape; give the settings that it was made with")
-    model.load_state_dict(weights, strict=False)  # the tied head is stored once, as the embedding
 
 
 def _restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings) -> int:

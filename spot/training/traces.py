@@ -11,7 +11,7 @@ from torch import Tensor
 from spot.decoder import Settings, Visit, decode
 from spot.drafters.protocol import StaleTable
 from spot.noise import Noise
-from spot.targets.protocol import Target, TargetConfig
+from spot.targets.protocol import Target
 
 
 @dataclass(frozen=True)
@@ -32,31 +32,6 @@ class Trace:
     @property
     def steps(self) -> int:
         return len(self.log_probs)
-
-
-@dataclass(frozen=True)
-class Softened:
-    """`target` made less sure of itself, its logits divided by `by`: what an order model for others learns from."""
-
-    target: Target
-    by: float
-
-    @property
-    def config(self) -> TargetConfig:
-        return self.target.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
-    def prefill(self, prompt: list[int], layout: str = "batch", cache: bool = True, end: int | None = None) -> int:
-        return self.target.prefill(prompt, layout, cache, end)
-
-    def __call__(self, nodes: Tensor, edges: Tensor | None = None, places: Tensor | None = None) -> Tensor:
-        return self.target(nodes, edges, places) / self.by
-
-    def advance(self, block: Tensor) -> None:
-        self.target.advance(block)
 
 
 def collect(target: Target, prompts: Iterable[list[int]], settings: Settings) -> list[Trace]:

@@ -7,7 +7,6 @@ from functools import partial
 
 import boto3
 import pytest
-import torch
 from moto import mock_aws
 from safetensors.torch import save_file
 
@@ -17,7 +16,6 @@ from orchestrator.errors import UserError
 from orchestrator.executors import InlineExecutor, RayExecutor
 from orchestrator.traces import SHARD, load_traces, made_of, make_shards, trace_tasks
 from spot.order_model import OrderModel, provenance
-from spot.training.traces import unpack
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
 from workers.store import open_store
@@ -193,18 +191,6 @@ def test_a_drafter_is_trained_from_collected_traces_and_refused_its_rows(tmp_pat
 
 
 @pytest.mark.usefixtures("standing_elsewhere")
-def test_softened_copies_of_the_target_are_traced_beside_it(tmp_path, capsys):
-    asked = ("--prompts", "10", "--soften", "1", "--soften", "3", "--traces", "traces", "--out", "mine.safetensors")
-    assert command("train-drafter", *asked, "steps=1", "batch_size=8", *SHORT) == 0
-    assert "traces: 20/20 prompts, done" in capsys.readouterr().out
-    shards = [unpack(open_store("traces").get(name)) for name in open_store("traces").names()]
-    sure, unsure = sorted((torch.cat([t.log_probs[..., 0] for t in shard]).mean() for shard in shards), reverse=True)
-    assert sure > unsure
-    made = provenance(tmp_path / "mine.safetensors")
-    assert made["soften"] == [1, 3] and made["prompts"] == 10
-
-
-@pytest.mark.usefixtures("standing_elsewhere")
 def test_a_graph_is_calibrated_over_s3_and_refused_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -254,8 +240,6 @@ MISTAKES = [
     (["probe", "tiny-sdar,tiny-sdar-96"], "command line: models: no such model: 'tiny-sdar,tiny-sdar-96'"),
     (["probe", "tiny-sdar", "--drafter", "spot,stale"], "command line: drafters: no such drafter: 'spot,stale'"),
     (["import-drafter", "nowhere.pt", "--out", "x"], "no file nowhere.pt"),
-    (["train-drafter", "--out", "x", "--soften", "0"], "command line: soften: 0; more than 0 expected"),
-    (["train-drafter", "--out", "x", "--soften", "nan"], "command line: soften: nan; more than 0 expected"),
     (["train-drafter", "--out", "."], "command line: out: .: a folder; the name of a file expected"),
     (["train-drafter", "--out", "x", "steps=0"], "command line: steps: 0; 1 or more expected"),
     (["train-drafter", "--out", "x", "batch_size=0"], "command line: batch_size: 0; 1 or more expected"),

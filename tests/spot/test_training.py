@@ -83,19 +83,6 @@ def test_a_training_state_of_other_settings_is_not_continued(tmp_path, monkeypat
         train_target(example, tmp_path, SMALL, quiet)
 
 
-def test_training_goes_on_from_an_earlier_target(tmp_path):
-    train_target(example, tmp_path / "first", SMALL, quiet)
-    train_target(example, tmp_path / "second", replace(SMALL, steps=1, rate=1e-9), quiet, begin=tmp_path / "first")
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
-    assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
-    for folder, settings, wrong in [
-        (tmp_path / "first", replace(SMALL, layers=SMALL.layers + 1), "has another shape; give the settings"),
-        (tmp_path, SMALL, "begin: no file .*model.safetensors"),
-    ]:
-        with pytest.raises(ValueError, match=wrong):
-            train_target(example, tmp_path / "third", settings, quiet, begin=folder)
-
-
 def test_two_minutes_of_training_teach_the_form_of_an_answer(tmp_path):
     """The command's own settings, but for 150 steps with a short warm-up; the bundled target took 5,000."""
     torch.set_num_threads(2)
