@@ -240,8 +240,8 @@ def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previou
     once = (*previous.cells, *previous.retired) if previous is not None else ()
     retired = tuple(cell for cell in once if cell.key not in plan.cells)
     config = plan.config.as_dict()
-    for name, entry in config["model"].items():  # what is planned is what is resumed, whatever the hub has by then
-        entry["revision"] = plan.models[name].revision
+    for name, model in plan.models.items():  # what is planned is what is resumed, whatever the hub has by then
+        config["model"][name]["revision"] = model.revision
     sweep_id = previous.id if previous is not None else uuid4().hex
     return Sweep(folder, plan.config.name, config, plan.grid.cells, plan.rows, environment, retired, sweep_id)
 

@@ -28,14 +28,14 @@ class Toy:
         self.config = TargetConfig(B, MASK, frozenset())
         self.order, self.tokens, self.fickle, self.hides = order, tokens, fickle, hides
 
-    def prefill(self, prompt, layout="batch", cache=True):
+    def prefill(self, prompt, layout="batch", cache=True, end=None):
         return 0
 
     def advance(self, block):
         pass
 
-    def __call__(self, nodes, edges=None):
-        return torch.stack([self._logits(node) for node in nodes.tolist()])
+    def __call__(self, nodes, edges=None, places=None):
+        return torch.stack([self._logits(node) for node in nodes.tolist()])[:, places]
 
     def _logits(self, block):
         logits = torch.zeros(B, VOCABULARY)

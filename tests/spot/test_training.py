@@ -57,7 +57,7 @@ def test_the_packed_training_pass_gives_the_logits_that_decoding_gives(small):
     first = target(noisy[None, :32])
     target.advance(clean[32:64])
     second = target(noisy[None, 32:])
-    assert torch.allclose(trained, torch.cat([first[0], second[0]]), atol=1e-10)
+    assert torch.allclose(trained, torch.cat([first[0], second[0]]), atol=1e-6)  # transformers' norms are in float32
 
 
 def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(small, tmp_path, monkeypatch):
