@@ -18,7 +18,7 @@ from tests.spot.support import FOLDERS, MASK, golden_target
 from tests.spot.test_golden_forward import over_dual_cache
 
 RUNS = {family: json.loads((folder / "golden_decode.json").read_text())["runs"] for family, folder in FOLDERS.items()}
-METHODS = ["draft-free", "stale", "stale edge", "spot", "spot edge", "ssd", "blockspec", "spiffy", "absurd"]
+METHODS = ["draft-free", "spot", "spot edge", "blockspec", "absurd"]
 
 
 def golden_steps(run) -> list[tuple]:
