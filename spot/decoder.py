@@ -293,7 +293,7 @@ def next_states(
     """What the step rule makes of each node, by (node, step); a step that commits several leads to it at several.
 
     logits [N, M, V] of the nodes' `open_places`; the root, after `step` steps in the block at `start`, comes first. One
-    device synchronisation; noise is computed once for each (step, masked position), shared by all nodes of that step.
+    read from the device; noise is computed once for each (step, masked position), shared by all nodes of that step.
     """
     size, noisy = len(nodes[0]), settings.temperature > 0
     visits = _visits(nodes, step, size, mask_id, settings)
