@@ -11,7 +11,7 @@ def check_options(who: str, function: Callable[..., Any], options: dict[str, Any
 
     `given` are parameters that do not come from options.
     """
-    known = [name for name in inspect.signature(function).parameters if name not in given]
+    known = option_names(function, given)
     hints = get_type_hints(function)
     for name, value in options.items():
         if name not in known:
@@ -20,6 +20,11 @@ def check_options(who: str, function: Callable[..., Any], options: dict[str, Any
         if not (type(value) in allowed or (float in allowed and type(value) is int)):
             expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name}: {value!r} is the wrong type; {expected} expected")
+
+
+def option_names(function: Callable[..., Any], given: tuple[str, ...] = ()) -> list[str]:
+    """The parameters of `function` that come from options, `given` being those that do not."""
+    return [name for name in inspect.signature(function).parameters if name not in given]
 
 
 def check_share(name: str, value: float) -> None:
