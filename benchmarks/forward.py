@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -107,14 +108,15 @@ def main(arguments: list[str]) -> None:
             print(skipped[-1], file=sys.stderr)
             continue
         fill(model, asked.device)
+        target = family.target(model, TargetConfig(asked.block, family.MASK_ID, frozenset(), family.BLOCK_CAUSAL))
         for prefix in asked.prefix:
-            cases = passes(family, model, prefix, asked)
+            cases = passes(target, model.config.vocab_size, prefix, asked)
             peaks = [_measure_peak(case, asked.device) for case in cases]
             measure(cases, asked)
             print(f"{shape}, prefix {prefix}: {len(cases[0].seconds)} turns", file=sys.stderr)
             for case, peak in zip(cases, peaks, strict=True):
                 lines.append(_line(_row(shape, model, prefix, case, cases[0], peak, bandwidth)))
-        del model, cases
+        del model, target, cases
         if asked.device == "cuda":
             torch.cuda.empty_cache()
     text = "".join(f"{line}\n" for line in [*_head(arguments, asked, bandwidth), *lines, *(f"\n{s}." for s in skipped)])
@@ -157,14 +159,13 @@ def needed_bytes(model: PreTrainedModel, asked: argparse.Namespace) -> int:
     return (weights + cache) * size + (3 * scores + 2 * logits) * (size + 4)
 
 
-def passes(family: Any, model: PreTrainedModel, prefix: int, asked: argparse.Namespace) -> list[Case]:
+def passes(loaded: Target, vocabulary: int, prefix: int, asked: argparse.Namespace) -> list[Case]:
     """All the passes over one prefix; the first is the draft-free one, which the others are compared with."""
     drawn = torch.Generator().manual_seed(0)
     # no masks: alike tokens would all go to the same few experts
-    tokens = torch.randint(model.config.vocab_size, (prefix + max(asked.states) * asked.block,), generator=drawn)
+    tokens = torch.randint(vocabulary, (prefix + max(asked.states) * asked.block,), generator=drawn)
     text, nodes = tokens[:prefix].tolist(), tokens[prefix:].view(-1, asked.block).to(asked.device)
-    config = TargetConfig(asked.block, family.MASK_ID, frozenset(), family.BLOCK_CAUSAL)
-    targets = {layout: family.target(model, config) for layout in dict.fromkeys(["batch", *asked.layout])}
+    targets = {layout: copy(loaded) for layout in dict.fromkeys(["batch", *asked.layout])}
     cases = []
     for layout, target in targets.items():
         _store(target, text, layout)
@@ -174,10 +175,11 @@ def passes(family: Any, model: PreTrainedModel, prefix: int, asked: argparse.Nam
     cases.sort(key=lambda case: (case.states, case.label))
     if not cases or (cases[0].states, cases[0].label) != (1, "batch"):
         cases.insert(0, Case(1, "batch", _pass(targets["batch"], nodes[:1]), asked.block, prefix))
-    if not family.BLOCK_CAUSAL:
-        first = family.target(model, config)
-        made = _pass(first, nodes[:1])
-        cases.append(Case(1, "refresh", made, prefix + asked.block, 0, ready=lambda: first.prefill(text)))
+    if not loaded.config.block_causal:
+        first = copy(loaded)
+        cases.append(
+            Case(1, "refresh", _pass(first, nodes[:1]), prefix + asked.block, 0, ready=lambda: first.prefill(text))
+        )
     return cases
 
 

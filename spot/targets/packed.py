@@ -4,15 +4,17 @@ The projections, rotary angles, MLPs and all weights are transformers' modules. 
 nodes share one cached prefix, which is never copied; so are norms and rotation, in fewer operations than theirs.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from spot.targets.product import Product
+
 ROOM = 256  # positions by which a cache grows
-FEW_ROWS = 64
 
 
 class KeyValues:
@@ -69,13 +71,12 @@ class Segment:
 
 
 class Layers:
-    """A stock model's layers, run over one packed row.
-
-    Projections of one input are joined into one matrix, of which theirs become views: fewer, larger products.
-    """
+    """A stock model's layers, run over one packed row; takes over its projections' weights (see `Product`)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._norm = _Norm(model.model.norm)
+        self._head = Product(model.lm_head, tied=model.config.tie_word_embeddings)
         self._layers = [_Layer(layer) for layer in model.model.layers]
         self._turns: tuple[Tensor, Tensor] | None = None
 
@@ -101,15 +102,15 @@ class Layers:
             mixed = layer.attend(hidden, cos, sin, held, index, text, segments)
             if index == len(self._layers) - 1:  # of what is not wanted, keys and values were all that is needed
                 hidden, mixed = hidden[wanted], mixed[wanted]
-                if not len(wanted):
+                if not wanted.shape[0]:
                     return hidden
-            hidden = layer.feed(hidden + layer.project(mixed))
+            hidden = layer.feed(hidden, mixed)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V] of hidden states [..., H] before the last norm."""
-        flat = _normed(self._model.model.norm, hidden).flatten(0, -2)
-        return _product(flat, self._model.lm_head.weight).unflatten(0, hidden.shape[:-1])
+        flat = self._norm(hidden).flatten(0, -2)
+        return self._head(flat).unflatten(0, hidden.shape[:-1])
 
     def _angles(self, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [P, 1, R] of at least `end` positions."""
@@ -124,12 +125,18 @@ class _Layer:
     """One layer: attention over the held text, then its MLP or experts."""
 
     def __init__(self, layer) -> None:
-        self._stock, attention = layer, layer.self_attn
-        self._head = attention.head_dim
-        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._heads = [p.out_features // self._head for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        self._norm = _joined_norms(attention, self._heads) if hasattr(attention, "q_norm") else None
-        self._gate_up = _joined(layer.mlp.gate_proj, layer.mlp.up_proj) if hasattr(layer.mlp, "gate_proj") else None
+        attention, self._mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._size = attention.head_dim
+        queries, keys, values = (projection.out_features // self._size for projection in projections)
+        self._heads, self._turning = [queries + keys, values], [queries, keys]
+        self._qkv, self._out = Product(*projections), Product(attention.o_proj)
+        self._before, self._after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        normed = hasattr(attention, "q_norm")
+        self._each = _Norm(attention.q_norm, _joined_norms(attention, self._turning)) if normed else None
+        self._dense = hasattr(self._mlp, "gate_proj")
+        if self._dense:
+            self._gate_up, self._down = Product(self._mlp.gate_proj, self._mlp.up_proj), Product(self._mlp.down_proj)
 
     def attend(
         self,
@@ -141,45 +148,43 @@ class _Layer:
         text: Segment,
         segments: list[Segment],
     ) -> Tensor:
-        layer, (queries, keys, values) = self._stock, self._heads
-        joined = _product(_normed(layer.input_layernorm, hidden), *self._qkv).view(len(hidden), -1, self._head)
-        turning, value = joined.split([queries + keys, values], 1)
-        if self._norm is not None:
-            turning = F.rms_norm(turning, (self._head,), eps=layer.self_attn.q_norm.variance_epsilon) * self._norm
-        query, key = _rotated(turning, cos, sin).transpose(0, 1).split([queries, keys])
+        joined = self._qkv(self._before(hidden)).view(hidden.shape[0], -1, self._size)
+        turning, value = joined.split(self._heads, 1)
+        if self._each is not None:
+            turning = self._each(turning)
+        query, key = _rotated(turning, cos, sin).transpose(0, 1).split(self._turning)
         return _mix(query, key, value.transpose(0, 1), held, index, text, segments)
 
-    def project(self, mixed: Tensor) -> Tensor:
-        output = self._stock.self_attn.o_proj
-        return _product(mixed, output.weight, output.bias)
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """`hidden` and what the MLP, or the experts, make of it."""
-        mlp, normed = self._stock.mlp, _normed(self._stock.post_attention_layernorm, hidden)
-        if self._gate_up is None:
-            return hidden + mlp(normed)
-        gate, up = _product(normed, *self._gate_up).chunk(2, -1)
-        return hidden + _product(mlp.act_fn(gate) * up, mlp.down_proj.weight, mlp.down_proj.bias)
+    def feed(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """`hidden` with what attention `mixed` for it, and what the MLP, or the experts, make of that."""
+        hidden = hidden + self._out(mixed)
+        normed = self._after(hidden)
+        if not self._dense:
+            return hidden + self._mlp(normed)
+        gate, up = self._gate_up(normed).chunk(2, -1)
+        return hidden + self._down(self._mlp.act_fn(gate) * up)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, I] times weight [O, I] transposed, plus bias.
+class _Norm:
+    """An RMS norm in few operations; in half precision it multiplies by the weight before rounding, stock ones after.
 
-    For a few rows on a CPU it is the transpose of the transposes' product, which its matrix library is quicker at.
+    `weight` is the norm's own, or [H, D] of several in one.
     """
-    if x.device.type != "cpu" or len(x) > FEW_ROWS:
-        return F.linear(x, weight, bias)
-    found = torch.mm(weight, x.t()).t()
-    return found if bias is None else found + bias
 
+    def __init__(self, norm, weight: Tensor | None = None) -> None:
+        self._weight, self._epsilon = norm.weight.data if weight is None else weight, norm.variance_epsilon
+        self._shape, size = norm.weight.shape, norm.weight.numel()
+        self._on_cpu = self._weight.device.type == "cpu" and self._weight.dtype in (torch.float32, torch.float64)
+        if self._on_cpu:
+            self._least = self._weight.new_tensor(math.sqrt(size * self._epsilon))
+            self._scale = self._weight * math.sqrt(size)
 
-def _joined(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of several projections in one; the projections' own weights become parts of it."""
-    weight = torch.cat([linear.weight.data for linear in linears])
-    for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
-        linear.weight.data = part
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return weight, torch.cat(biases) if biases else None
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._on_cpu:  # torch has no RMS norm of one operation here, but a vector's length
+            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self._least) * self._scale
+        if self._weight.dim() == 1:
+            return F.rms_norm(x, self._shape, self._weight, self._epsilon)
+        return F.rms_norm(x, self._shape, eps=self._epsilon) * self._weight
 
 
 def _joined_norms(attention, heads: list[int]) -> Tensor:
@@ -202,11 +207,6 @@ def in_one_row(rows: list[tuple[int, int, Tensor | None]], device: torch.device)
             visible[part, part] = True if own is None else own
             first = part.stop
     return [Segment(1, total, visible)]
-
-
-def _normed(norm, hidden: Tensor) -> Tensor:
-    """An RMS norm in one operation; in half precision it multiplies by the weight before rounding, stock ones after."""
-    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _mix(
