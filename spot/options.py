@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def check_options(who: str, function: Callable[..., Any], options: dict[str, Any], given: tuple[str, ...] = ()) -> None:
@@ -17,6 +17,10 @@ def check_options(who: str, function: Callable[..., Any], options: dict[str, Any
         if name not in known:
             raise ValueError(f"{name}: {who} has no such option; it has {', '.join(known) or 'none'}")
         allowed = get_args(hints[name]) or (hints[name],)
+        if get_origin(hints[name]) is Literal:
+            if value not in allowed:
+                raise ValueError(f"{name}: {value!r}; {' or '.join(map(repr, allowed))} expected")
+            continue
         if not (type(value) in allowed or (float in allowed and type(value) is int)):
             expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name}: {value!r} is the wrong type; {expected} expected")

@@ -1,43 +1,10 @@
-"""Tasks: what is asked, and what counts as right (complaints.md section 8 for GSM8K's values)."""
-
-import json
+"""Tasks: how one is found and what its options are, and `arith`."""
 
 import pytest
 
+from tests.data_sets import own
 from workers.tasks import Row, load_task
-from workers.tasks.answers import final_number, same_number
 from workers.tasks.arith import LARGEST, problem
-
-
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [
-        ("#### 1,000", "1000"),
-        ("#### $18", "18"),
-        ("so the total is $29.00.", "29"),
-        ("72 clips, altogether.", "72"),
-        ("#### 42\nQuestion: next\n#### 99", "42"),
-        ("5 apples are left", "5"),
-        ("#### 0.50", "0.5"),
-        ("so \\boxed{9{,}500}", "9500"),
-        ("#### **70000**", "70000"),
-        ("\\boxed{2} no, \\boxed{3}", "3"),
-        ("#### -7", "-7"),
-        ("I add 3 and 4 and get \\boxed{7} apples for 2 people", "7"),
-    ],
-)
-def test_the_final_number_of_a_text(text, gold):
-    assert same_number(final_number(text), gold)
-
-
-@pytest.mark.parametrize("text", ["", "no number here", "####", "..."])
-def test_a_text_without_a_number_has_no_answer(text):
-    assert final_number(text) is None
-
-
-def test_numbers_are_compared_as_decimals_and_not_as_floats():
-    assert not same_number("10000000000000000001", "10000000000000000002")
-    assert same_number("1.50", "1.5")
 
 
 def test_an_arith_problem_is_a_function_of_its_index_and_split():
@@ -84,63 +51,34 @@ def test_a_revision_follows_the_rows():
     )
 
 
-@pytest.fixture
-def gsm8k_file(tmp_path):
-    path = tmp_path / "test.jsonl"
-    rows = [
-        {"question": f"What is {n} and {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
-        for n in (1, 500)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_a_question_may_hold_any_line_end_that_json_allows_raw(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    path.write_text(json.dumps({"question": "a\u2028b\x85c", "answer": "1"}, ensure_ascii=False) + "\n")
-    assert load_task("gsm8k", {"path": str(path)}).rows[0].prompt.startswith("a\u2028b\x85c")
-
-
-def test_gsm8k_rows_are_asked_as_sdar_asks_them(gsm8k_file):
-    task = load_task("gsm8k", {"path": str(gsm8k_file)})
-    assert [row.id for row in task.rows] == ["test-0", "test-1"]
-    assert task.rows[0].prompt == (
-        "What is 1 and 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
-    )
-    assert task.score(task.rows[1], "1,000 it is").correct
-    assert not task.score(task.rows[1], "#### 1,001").correct
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"question": "a", "answer": "#### 1"}\n{"question": "b"', r"line 2 is not JSON"),
-        ('{"question": "a"}', r"line 1 has no question and answer"),
-        ("[1]", r"line 1 has no question and answer"),
-        ('{"question": 3, "answer": "4"}', r"line 1 has no question and answer"),
-    ],
-)
-def test_a_broken_data_file_is_named_with_its_line(tmp_path, content, message):
-    path = tmp_path / "broken.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        load_task("gsm8k", {"path": str(path)})
+def test_a_currency_sign_is_no_part_of_an_answer():
+    assert load_task("arith", {"size": 1}).score(Row("0", "q", "#### 18"), "#### $18").correct
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "gsm9k"}, "no task 'gsm9k'; there are arith, gsm8k"),
+        ({"task": "gsm9k"}, "no task 'gsm9k'; there are arith, gsm8k, humaneval, math500, mbpp$"),
         ({"pth": "x"}, "gsm8k has no such option"),
         ({"path": "nowhere.jsonl"}, "no file nowhere.jsonl"),
         ({"path": 3}, "path: 3 is the wrong type; str or null expected"),
         ({"task": "arith", "size": None}, "size: None is the wrong type; int expected"),
+        ({"path": own("gsm8k"), "shots": -1, "shots_path": own("gsm8k")}, "^shots: -1; from 0 to 10, the examples"),
+        ({"path": own("gsm8k"), "shots": 11, "shots_path": own("gsm8k")}, "^shots: 11; from 0 to 10, the examples"),
+        ({"path": own("gsm8k"), "shots": 1, "shots_path": own("gsm8k")}, "^shots: the example 'A baker .* too; take"),
+        ({"path": own("gsm8k"), "shots": 1, "shots_path": "nowhere.gz"}, "^shots_path: no file nowhere.gz"),
+        ({"task": "humaneval", "shots": 1}, "^shots: humaneval has no such option; it has path, hub"),
+        ({"task": "math500", "shots": 1}, "^shots: math500 has no such option; it has path, hub"),
+        ({"task": "humaneval", "sandbox": "docker"}, "^sandbox: 'docker'; 'bubblewrap' or 'process' expected"),
+        ({"task": "mbpp", "sandbox": None}, "^sandbox: None; 'bubblewrap' or 'process' expected"),
+        ({"task": "mbpp", "config": "sanitised"}, "^config: 'sanitised'; 'full' or 'sanitized' expected"),
+        (
+            {"task": "mbpp", "path": own("mbpp"), "split": "tset"},
+            r"^path: .*mbpp.jsonl has no rows of the split 'tset'",
+        ),
     ],
 )
 def test_wrong_options_are_one_line(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as raised:
         load_task("gsm8k", options)
-
-
-def test_a_currency_sign_is_no_part_of_an_answer():
-    assert load_task("arith", {"size": 1}).score(Row("0", "q", "#### 18"), "#### $18").correct
+    assert "\n" not in str(raised.value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from spot.options import check_options, option_names
 
-HELPERS = {"answers"}  # modules here that are no tasks
+HELPERS = {"answers", "data", "maths", "programs"}  # modules here that are no tasks
 
 
 @dataclass(frozen=True)
