@@ -1,9 +1,10 @@
 # Two commands: `make sweep` sets up and runs the quickstart grid, `make test` sets up and runs the tests.
+# `make test-services` installs real services (Debian's packages; as root, or with sudo) and runs what needs them.
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test lint lock
+.PHONY: sweep test test-services lint lock
 
 sweep: $(INSTALLED)
 	$(VENV)/bin/python launch.py run quickstart
@@ -11,6 +12,10 @@ sweep: $(INSTALLED)
 test: lint
 	$(VENV)/bin/python -m pytest -m "not ray" -n 2 --dist loadfile
 	$(VENV)/bin/python -m pytest -m ray
+
+test-services: $(INSTALLED)
+	command -v bwrap || { SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap; }
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m service -n 2
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

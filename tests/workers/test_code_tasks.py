@@ -105,18 +105,10 @@ def undressed_mbpp(rows):
 
 def failing(task, said, rows=None):
     """The ids of the `rows` for which what is `said` is not scored as correct, each run in the sandbox."""
-    needs_bubblewrap()
     rows = task.rows if rows is None else rows
     with ThreadPoolExecutor(2) as pool:
         scores = pool.map(task.score, rows, map(said, rows))
         return {row.id for row, score in zip(rows, scores, strict=True) if not score.correct}
-
-
-def needs_bubblewrap():
-    try:
-        sandbox.check("bubblewrap")
-    except ValueError as error:
-        pytest.skip(f"bubblewrap: {error}")
 
 
 @pytest.fixture
@@ -272,14 +264,13 @@ def test_an_mbpp_program_is_imports_code_setup_and_tests_in_this_order(ran):
 
 
 @pytest.mark.parametrize("task", [humaneval, mbpp])
-def test_the_canaries_have_the_verdicts_that_they_say(task):
-    needs_bubblewrap()
+def test_the_canaries_have_the_verdicts_that_they_say(task, bubblewrap):
     assert {canary.correct for canary in task.CANARIES} == {True, False}
     for canary in task.CANARIES:
         assert task.score(canary.row, canary.text).correct == canary.correct
 
 
-def test_our_own_references_pass_and_stubs_do_not():
+def test_our_own_references_pass_and_stubs_do_not(bubblewrap):
     for name, options in (
         ("humaneval", {}),
         ("mbpp", {}),
@@ -315,19 +306,19 @@ def test_all_mbpp_references_come_out_of_every_dress(config, size):
     assert undressed_mbpp(rows) == []
 
 
-def test_all_164_humaneval_solutions_pass_as_bodies_and_as_functions():
+def test_all_164_humaneval_solutions_pass_as_bodies_and_as_functions(bubblewrap):
     task = load_task("humaneval", {"path": real("humaneval/test.jsonl")})
     assert failing(task, reference) <= EXCEPTIONS.keys()
     assert failing(task, whole_humaneval) <= EXCEPTIONS.keys()
 
 
 @pytest.mark.parametrize("config", ["full", "sanitized"])
-def test_all_mbpp_references_pass(config):
+def test_all_mbpp_references_pass(config, bubblewrap):
     task = load_task("mbpp", {"path": real(f"mbpp/{config}.jsonl"), "config": config, "split": ALL})
     assert failing(task, reference) <= EXCEPTIONS.keys()
 
 
-def test_stubs_that_return_none_pass_nothing():
+def test_stubs_that_return_none_pass_nothing(bubblewrap):
     """A sample without MBPP 77 and 221, whose tests want just that (scoring_facts.md §4)."""
     for name, path in (("humaneval", "humaneval/test.jsonl"), ("mbpp", "mbpp/full-test.jsonl")):
         task = load_task(name, {"path": real(path)})
