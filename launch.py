@@ -4,7 +4,8 @@
     python launch.py plan quickstart budgets=[0,4,8,20]   # what would run; nothing is loaded
     python launch.py resume quickstart                    # after a crash, or Ctrl-C: loses nothing, repeats nothing
 
-Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted.
+Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted. (`rescore`:
+1 if a text cannot be scored.)
 """
 
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +37,7 @@ from orchestrator.executors import (
     check_room,
     one_line,
     said_in_one_line,
+    wanted_scorers,
     wanted_workers,
 )
 from orchestrator.grid import decode_spec
@@ -47,11 +50,15 @@ from orchestrator.plan import (
     backend,
     cell_state,
     estimated_passes,
+    load_tasks,
     make_plan,
     make_sweep,
     model_loads,
 )
-from orchestrator.progress import view
+from orchestrator.progress import counter, view
+from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data, text_counts
+from orchestrator.rescore import rescore as score_again
+from orchestrator.scoring import LocalScorers, RayScorers, Scorers
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
 from workers.store import open_store
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
@@ -73,6 +80,8 @@ TracesOption = Annotated[
     str | None,
     typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
 ]
+
+MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 
 
 def main(arguments: Sequence[str] | None = None, workers: Backend | None = None) -> int:
@@ -108,11 +117,15 @@ def resume(
     retry_failed: Annotated[bool, typer.Option(help="Decode failed samples once more.")] = False,
 ) -> None:
     """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
-    folder = _folder(name, overrides or [])
-    stored = configs.relocated(read_sweep(folder).config, folder)
-    changes = [text for text in overrides or [] if not text.startswith("store=")]  # which found the folder
-    config, source = configs.load_stored(stored, folder / "sweep.yaml", changes)
+    config, source = _stored(read_sweep(_folder(name, overrides or [])), overrides or [])
     raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed))
+
+
+def _stored(sweep: Sweep, overrides: Sequence[str]) -> tuple[Config, Source]:
+    """The config of a sweep that exists, with changes; the store= that its folder was found by is none."""
+    changes = [text for text in overrides if not text.startswith("store=")]
+    stored = configs.relocated(sweep.config, sweep.folder)
+    return configs.load_stored(stored, sweep.folder / "sweep.yaml", changes)
 
 
 @app.command()
@@ -156,10 +169,13 @@ def plan(
 def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
     """Whatever is wrong with the input is found before the sweep's folder or a model is touched.
 
-    So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here.
+    So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here. And so is a
+    scorer that does not work here, if there is anything to score.
     """
     plan = make_plan(config, source, workers)
     count = check_room(config, source)
+    if _anything_left(plan, retry_failed):
+        check_canaries(plan.tasks, source, workers.make_judge)
     console = Console()
     _print_notes(console, plan)
     try:
@@ -179,7 +195,8 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
         try:
             with view(console) as shown:
                 make_executor = partial(_executor, config, workers, count)
-                return Driver(plan, ledger, make_executor, count, mirror, shown, say).run(retry_failed)
+                make_scorers = partial(_scorers, config, workers, count)
+                return Driver(plan, ledger, make_executor, count, make_scorers, mirror, shown, say).run(retry_failed)
         finally:
             if mirror.behind:
                 why = mirror.error or "it did not answer in time"
@@ -210,7 +227,21 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
     if config.workers.executor == "inline":
         return InlineExecutor(workers.make_worker)
-    return RayExecutor(workers.make_worker, config.workers, count)
+    return RayExecutor(workers.make_worker, config.workers, count, wanted_scorers(config.workers, count))
+
+
+def _scorers(config: Config, workers: Backend, decoding: int) -> Scorers:
+    count = wanted_scorers(config.workers, decoding)
+    if config.workers.executor == "inline":
+        return LocalScorers(workers.make_judge, count)
+    return RayScorers(workers.make_judge, config.workers, count, decoding)
+
+
+def _anything_left(plan: Plan, retry_failed: bool) -> bool:
+    """Whether a run of this plan would decode or score."""
+    ledger = Ledger(plan.config.folder)
+    waves = plan.waves(ledger.results(), retry_failed)
+    return any(waves) or any_unscored(plan.cells, plan.tasks, ledger)
 
 
 def _mirror(sweep: Sweep) -> Mirror:
@@ -221,6 +252,42 @@ def _mirror(sweep: Sweep) -> Mirror:
     from orchestrator import tracking
 
     return tracking.Mirror(uri, sweep, write_report)
+
+
+@app.command()
+def rescore(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    every: Annotated[bool, typer.Option("--all", help="Every text, for a scorer that is being worked on.")] = False,
+) -> None:
+    """Score a sweep's texts again, decoding nothing: those without a score, with an error, or of an older scorer.
+
+    Needs no GPU, no model and no Ray. Exit code 1 if texts are left that cannot be scored.
+    """
+    folder, workers, console = _folder(name, overrides or []), context.obj or backend(), Console()
+    for key in (text.partition("=")[0] for text in overrides or []):
+        if key not in ("store", "mlflow", "workers.scorers") and not key.startswith("task."):
+            wrong = "says nothing about scoring; task.NAME.KEY=, workers.scorers=, mlflow= and store= do"
+            raise UserError(COMMAND_LINE, key, wrong)
+    sweep = read_sweep(folder)
+    config, source = _stored(sweep, overrides or [])
+    tasks = load_tasks(config, source, workers)
+    check_data(sweep, tasks, source)
+    check_canaries(tasks, source, workers.make_judge)
+    count = wanted_scorers(replace(config.workers, address=None), 0)
+    make_scorers = partial(LocalScorers, workers.make_judge, count)
+    try:
+        with Ledger.write(folder, time.time()) as ledger, counter(console, "texts") as show:
+            found = score_again(sweep, tasks, ledger, make_scorers, every, show, time.time)
+    except KeyboardInterrupt:
+        print("stopped; the scores that were made are kept, and the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    _print_rescored(console, found)
+    if found.scored and config.mlflow is not None:
+        _try_sync(console, folder, config.mlflow)
+    _print_results(console, folder)
+    raise typer.Exit(int(found.counts.errors > 0))
 
 
 # ---- looking at a sweep
@@ -237,11 +304,18 @@ def status(name: SweepName, overrides: Overrides = None) -> None:
     done, failed, planned = (sum(getattr(s, name) for s in states) for name in ("done", "failed", "planned"))
     running = holder(folder)
     console.print(
-        f"{done}/{planned} samples, {failed} failed, {len(ledger.scores())} texts scored; "
+        f"{done}/{planned} samples, {failed} failed, {_texts(sweep, ledger)}; "
         + (f"a driver is at work ({running})" if running else "no driver is running")
     )
     for (_, row), record in _failed(sweep, ledger):
         _print(console, f"{record['label']}, row {row}: {record['error']}", "[red]failed[/] ")
+
+
+def _texts(sweep: Sweep, ledger: Ledger) -> str:
+    """`40 texts scored, 2 in error, 3 to score`."""
+    counts = text_counts(sweep.cells, sweep.rows, ledger)
+    more = {"in error": counts.errors, "to score": counts.missing}
+    return ", ".join([f"{counts.scored} texts scored", *(f"{n} {word}" for word, n in more.items() if n)])
 
 
 @app.command()
@@ -255,20 +329,32 @@ def report(name: SweepName, overrides: Overrides = None) -> None:
 @app.command()
 def sync(name: SweepName, overrides: Overrides = None) -> None:
     """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work."""
-    from dashboards.report import write_report
-    from orchestrator import tracking
-
     folder = _viewed(name, overrides)
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
+    _sync(folder, uri)
+    _print(Console(), f"MLflow at {uri} has all of {folder}")
+
+
+def _sync(folder: Path, uri: str) -> None:
+    from dashboards.report import write_report
+    from orchestrator import tracking
+
     try:
         tracking.rebuild(uri, folder, write_report)
     except UserError:
         raise
     except Exception as error:  # whatever MLflow and its database make of it
         raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
-    _print(Console(), f"MLflow at {uri} has all of {folder}")
+
+
+def _try_sync(console: Console, folder: Path, uri: str) -> None:
+    """MLflow may be away: the scores are in the ledger, and `sync` brings it up."""
+    try:
+        _sync(folder, uri)
+    except UserError as error:
+        _print(console, f"MLflow lacks the new scores ({error}); bring it up with: {_command('sync', folder)}")
 
 
 @app.command()
@@ -798,10 +884,36 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
     _print_results(console, config.folder)
     if outcome.failed:
         _print(console, f"retry:  {_command('resume', config.folder, '--retry-failed')}")
+    _print_unscored(console, outcome.texts, config.folder)
     if outcome.interrupted:
         _print(console, f"interrupted; go on with: {_command('resume', config.folder)}")
     for cell, row in outcome.bugs:
         print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)
+
+
+def _print_unscored(console: Console, texts: TextCounts, folder: Path) -> None:
+    """Texts without a verdict, and the way to one."""
+    if texts.missing:
+        _print(console, f"{texts.missing} texts are not scored yet; score them with: {_command('resume', folder)}")
+    if texts.errors:
+        why = f"{texts.errors} texts could not be scored ({texts.error})"
+        _print(console, f"{why}; try again with: {_command('rescore', folder)}")
+
+
+def _print_rescored(console: Console, found: Rescored) -> None:
+    console.print(f"scored {found.scored} texts: {found.changed} verdicts changed, {found.counts.errors} in error")
+    if found.counts.errors:
+        _print(console, f"the first: {found.counts.error}", "[red]error[/] ")
+    changed = [label for label in found.after if found.after[label] != found.before[label]]
+    for label in changed[:MOST_CHANGED]:
+        _print(console, f"{label}: {_accuracy(found.before[label])}, now {_accuracy(found.after[label])}")
+    if len(changed) > MOST_CHANGED:
+        console.print(f"and {len(changed) - MOST_CHANGED} more cells")
+
+
+def _accuracy(right: tuple[int, int]) -> str:
+    """`75.0% of 40`, or "not scored"."""
+    return f"{right[0] / right[1]:.1%} of {right[1]}" if right[1] else "not scored"
 
 
 def _print_results(console: Console, folder: Path) -> None:

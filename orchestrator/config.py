@@ -82,6 +82,7 @@ class Workers:
 
     `count` is a number of actors or "auto" (one a GPU, or one per `threads` cores). `address` is that of a running
     Ray cluster; without one, Ray is started on this machine. `executor: inline` decodes in this process, to debug.
+    `scorers` is how many texts are scored at once beside decoding; "auto" takes the cores left over, 1 to 8.
     """
 
     device: str = "cpu"
@@ -89,6 +90,7 @@ class Workers:
     threads: int = 1
     executor: str = "ray"
     address: str | None = None
+    scorers: int | str = "auto"
 
 
 @dataclass(frozen=True)
@@ -469,6 +471,8 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "workers.threads", workers.threads > 0, f"{workers.threads}: one thread or more"
     counted = workers.count == "auto" or (isinstance(workers.count, int) and workers.count > 0)
     yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
+    scored = workers.scorers == "auto" or (isinstance(workers.scorers, int) and workers.scorers > 0)
+    yield "workers.scorers", scored, f"{workers.scorers!r}: 'auto' or one scorer or more"
 
 
 def _decode_rules(decode: Decode) -> Iterable[tuple[str, bool, str]]:

@@ -1,9 +1,11 @@
 """The thin shell around the schedule: its decisions become calls, what happens becomes records. design.md §5.
 
 The ledger comes first: a record is appended, then scored, and MLflow sees it only once it is on disk. The driver
-decides nothing about the work (schedule.py) and knows nothing of Ray (executors.py).
+decides nothing about the work (schedule.py), waits for no score while there is decoding to do (scoring.py) and knows
+nothing of Ray (executors.py).
 """
 
+import math
 import signal
 import socket
 import time
@@ -14,15 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from orchestrator.executors import Died, Event, Executor, Finished, one_line
+from orchestrator.executors import Died, Event, Executor, Finished
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Record, end_status, score_key
+from orchestrator.ledger import Ledger, Record, end_status
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
+from orchestrator.rescore import TextCounts, text_counts
 from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
+from orchestrator.scoring import Scorers, Scoring
 from workers.work import MethodTask, ModelSpec, SampleTask
 
 WAIT_SECONDS = 0.5  # how long to wait for an event before looking at the clock again
+QUEUED_SECONDS = 0.05  # the same where texts wait for a scorer to be free
+GRACE_SECONDS = 5.0  # after Ctrl-C, for the scores that come soon; `resume` makes up the others
 
 
 class Mirror(Protocol):
@@ -56,10 +62,9 @@ class NoMirror:
 class Outcome:
     """How a run ended. `bugs` and `failed` list the (cell, row) of the whole sweep, not of this run alone.
 
-    `status` is MLflow's word for it.
-
-    `ran` counts the decode records of this run, `ignored` those that came for a place already taken; `given_up` says
-    which models could not be loaded, and why: their samples are left undone.
+    `status` is MLflow's word for it, `texts` is how far scoring is. `ran` counts the decode records of this run,
+    `ignored` those that came for a place already taken; `given_up` says which models could not be loaded, and why:
+    their samples are left undone.
     """
 
     ran: int
@@ -69,10 +74,11 @@ class Outcome:
     given_up: dict[str, str]
     interrupted: bool
     status: str
+    texts: TextCounts
 
     @property
     def exit_code(self) -> int:
-        """0 complete, 1 finished with failed samples or a bug, 130 interrupted."""
+        """0 complete, 1 finished with failed samples or a bug, 130 interrupted; a scorer's error fails no sweep."""
         if self.interrupted:
             return 130
         return 1 if self.bugs or self.failed or self.given_up else 0
@@ -87,6 +93,7 @@ class Driver:
         ledger: Ledger,
         make_executor: Callable[[], Executor],
         workers: int,
+        make_scorers: Callable[[], Scorers],
         mirror: Mirror,
         view: View,
         say: Callable[[str], None],
@@ -95,6 +102,8 @@ class Driver:
         self._plan, self._ledger, self._mirror, self._view = plan, ledger, mirror, view
         self._make_executor, self._workers, self._say, self._clock = make_executor, workers, say, clock
         self._tally = Tally(plan, ledger)
+        self._scoring = Scoring(plan.cells, plan.tasks, ledger, make_scorers, clock)
+        self._scores_until = math.inf
         self._interrupts = 0
         self._on_first_signal: Callable[[], None] = _stop
 
@@ -113,10 +122,11 @@ class Driver:
                 self._end(status)
 
     def _run(self, retry_failed: bool) -> Outcome:
-        self._score_held()
+        held = self._ledger.results().items()
+        self._scoring.want(record for (cell, _), record in held if cell in self._plan.cells)
         waves = self._plan.waves(self._ledger.results(), retry_failed)
         schedule = Schedule(waves, self._workers, self._plan.config.retries)
-        if not schedule.finished:
+        if not schedule.finished or self._scoring.left:
             self._work(schedule)
         return self._outcome(schedule)
 
@@ -136,26 +146,43 @@ class Driver:
     def _work(self, schedule: Schedule) -> None:
         executor = None
         try:
-            executor = self._make_executor()
+            if not schedule.finished:
+                executor = self._make_executor()
             self._tally.begin(self._clock())
             self._on_first_signal = partial(self._drain, schedule)
-            while not schedule.finished:
+            while executor is not None and not schedule.finished:
                 self._turn(schedule, executor)
+            self._finish_scores(schedule, executor)
         finally:
+            self._scoring.close()
             if executor is not None:
                 executor.close()
 
     def _drain(self, schedule: Schedule) -> None:
         schedule.drain()
-        self._say("stopping after the samples in flight; once more to stop now")
+        self._scores_until = self._clock() + GRACE_SECONDS
+        self._say("stopping after what is in flight; once more to stop now")
 
     def _turn(self, schedule: Schedule, executor: Executor) -> None:
         for decision in schedule.decide():
             carry_out(decision, executor, self._plan.models)
-        for event in executor.wait(WAIT_SECONDS):
+        for event in executor.wait(QUEUED_SECONDS if self._scoring.queued else WAIT_SECONDS):
             self._take(event, schedule)
+        self._scoring.turn()
+        self._show(schedule)
+
+    def _finish_scores(self, schedule: Schedule, executor: Executor | None) -> None:
+        """Wait for the scores; the workers need not. After Ctrl-C, only for those that come soon."""
+        if executor is not None and self._scoring.left:
+            for decision in schedule.dismiss():
+                carry_out(decision, executor, self._plan.models)
+        while self._scoring.left and self._clock() < self._scores_until:
+            self._scoring.turn(WAIT_SECONDS)
+            self._show(schedule)
+
+    def _show(self, schedule: Schedule) -> None:
         self._publish()
-        self._view.update(self._tally.progress(self._clock(), schedule))
+        self._view.update(self._tally.progress(self._clock(), schedule, self._scoring.left))
 
     def _take(self, event: Event, schedule: Schedule) -> None:
         if isinstance(event, Finished):
@@ -173,14 +200,13 @@ class Driver:
             self._record(failures(condemned, event.error, self._clock()))
 
     def _record(self, records: list[Record]) -> None:
-        """Append them all, then score them: a method's text may be in its control's record."""
+        """Append them all, then have them scored: a method's text may be in its control's record."""
         accepted = [record for record in records if self._ledger.append(record)]
         for record in accepted:
             self._tally.add(record)
             if record.get("difference") == "bug":
                 self._say(f"bug: {self._plan.cells[record['cell']].label}, row {record['row']}: not the control's text")
-        for record in accepted:
-            self._score(record)
+        self._scoring.want(accepted)
 
     def _publish(self, force: bool = False) -> None:
         """Sync when it is due, and show MLflow what is durable now."""
@@ -188,49 +214,6 @@ class Driver:
         if durable:
             decodes = [record for record in durable if record["kind"] == "decode"]
             self._mirror.push(decodes, [record for record in durable if record["kind"] == "score"])
-
-    # ---- scores
-
-    def _score_held(self) -> None:
-        """Score what an earlier run decoded but did not live to score, or scored with an older scorer."""
-        for (cell, _), record in list(self._ledger.results().items()):
-            if cell in self._plan.cells:
-                self._score(record)
-
-    def _score(self, record: Record) -> None:
-        if record["status"] != "ok":
-            return
-        cell = self._plan.cells[record["cell"]]
-        task = self._plan.tasks[cell.task]
-        score = {
-            "kind": "score",
-            "task": cell.task,
-            "row": record["row"],
-            "text_sha": record["text_sha"],
-            "scorer": task.scorer,
-        }
-        if score_key(score) not in self._ledger.scores():
-            started = self._clock()
-            self._ledger.append({**score, **self._judge(cell, record), "started": started})
-
-    def _judge(self, cell: Cell, record: Record) -> Record:
-        """correct, answer, error. A scorer that raises has failed this text, not the sweep."""
-        text = self._text(cell, record)
-        if text is None:
-            return {"correct": None, "answer": None, "error": "no record holds the text"}
-        _, row = self._plan.data[cell.task][record["row"]]
-        try:
-            score = self._plan.tasks[cell.task].score(row, text)
-        except Exception as error:
-            return {"correct": None, "answer": None, "error": one_line(error)}
-        return {"correct": score.correct, "answer": score.answer, "error": None}
-
-    def _text(self, cell: Cell, record: Record) -> str | None:
-        """The record's text; its control's where they are the same."""
-        if record["text"] is not None:
-            return str(record["text"])
-        control = self._ledger.results().get((self._plan.controls[cell.group].key, record["row"]), {})
-        return control.get("text") if control.get("text_sha") == record["text_sha"] else None
 
     # ---- the end
 
@@ -244,8 +227,9 @@ class Driver:
             failed=tuple((cell, row, record["error"]) for cell, row, record in held if record["status"] == "failed"),
             bugs=tuple((cell, row) for cell, row, record in held if record.get("difference") == "bug"),
             given_up=schedule.given_up,
-            interrupted=self._interrupts > 0 and len(held) < len(samples),
+            interrupted=self._interrupts > 0 and (len(held) < len(samples) or self._scoring.left > 0),
             status=end_status(self._plan.rows, results),
+            texts=text_counts(self._plan.grid.cells, self._plan.rows, self._ledger),
         )
 
     @contextmanager
@@ -345,7 +329,7 @@ class Tally:
         self._failed.discard(sample)
         self._nfe[_method(self._plan.cells[record["cell"]])].update(passes=record["nfe"], samples=1)
 
-    def progress(self, now: float, schedule: Schedule) -> Progress:
+    def progress(self, now: float, schedule: Schedule, to_score: int) -> Progress:
         """What to show now."""
         elapsed = now - self._began if self._began is not None else 0.0
         rate = self.ran / elapsed if elapsed > 0 else 0.0
@@ -360,6 +344,7 @@ class Tally:
             seconds_left=left / rate if rate > 0 else None,
             workers=schedule.states(),
             nfe={method: count["passes"] / count["samples"] for method, count in sorted(self._nfe.items())},
+            to_score=to_score,
         )
 
 

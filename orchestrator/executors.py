@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in Ray actors. One interface, so that the driver knows neither.
+"""Where decoding runs: in this process, or in Ray actors. One interface, so that the driver knows neither.
 
 A worker is a number. It is started with a model, is sent jobs, which it runs in order, and is stopped or dies; `wait`
 says what happened since. Whatever escapes a worker's `run` ends the worker: after a CUDA error its process is not to
@@ -25,6 +25,7 @@ from workers.work import ModelSpec, Work
 MakeWorker = Callable[[ModelSpec], Worker]
 OBJECT_STORE_BYTES = 200 << 20  # records are small and travel inline; Ray's default would take a third of the memory
 CONNECT_SECONDS = 5.0  # for a cluster's address to answer at all
+MOST_SCORERS = 8  # of `workers.scorers: auto`
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Executor(Protocol):
         """Send a job to a started worker; `Finished` or `Died` follows."""
 
     def stop(self, worker: int) -> None:
-        """End an idle worker; no event follows."""
+        """End an idle worker, or one that is loading."""
 
     def wait(self, seconds: float) -> list[Event]:
         """What has happened, a worker's deliveries before its death; waits up to `seconds` for a first event."""
@@ -110,7 +111,7 @@ class InlineExecutor:
         self._jobs.append((worker, job, task))
 
     def stop(self, worker: int) -> None:
-        del self._workers[worker]
+        self._workers.pop(worker, None)
 
     def wait(self, seconds: float) -> list[Event]:
         if self._events:
@@ -147,14 +148,17 @@ class Host:
 
 
 class RayExecutor:
-    """Actors on a cluster at `workers.address`, or on a Ray that is started here with room for `count` of them."""
+    """Actors on a cluster at `workers.address`, or on a Ray that is started here with room for `count` of them.
 
-    def __init__(self, make_worker: MakeWorker, workers: Workers, count: int) -> None:
+    And for `scorers` tasks beside them (orchestrator/scoring.py).
+    """
+
+    def __init__(self, make_worker: MakeWorker, workers: Workers, count: int, scorers: int = 0) -> None:
         import ray
 
         self._ray, self._make_worker, self._workers = ray, make_worker, workers
         if not ray.is_initialized():
-            connect(workers, count)
+            connect(workers, count, scorers)
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, tuple[int, int | None]] = {}  # ref -> (worker, job, or None for `ready`), oldest first
 
@@ -197,7 +201,7 @@ class RayExecutor:
         try:
             records = self._ray.get(ref)
         except Exception as error:
-            return Died(worker, _reason(error))
+            return Died(worker, reason(error))
         return Started(worker) if job is None else Finished(worker, job, records)
 
     def _bury(self, worker: int) -> None:
@@ -207,24 +211,27 @@ class RayExecutor:
 
     def _options(self) -> dict[str, Any]:
         """An actor is never restarted by Ray: which model comes next is for the schedule to say."""
-        threads = str(self._workers.threads)
-        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        }
         return {
             "num_cpus": self._workers.threads,
             "num_gpus": 1 if self._workers.device == "cuda" else 0,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": environment},
+            "runtime_env": {"env_vars": environment(self._workers.threads)},
         }
 
 
-def connect(workers: Workers, count: int) -> None:
-    """Connect to Ray at `workers.address`, or start one here that is quiet and as large as `count` workers need."""
+def environment(threads: int) -> dict[str, str]:
+    """What a process of Ray's needs to find this project and to use so many threads."""
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+
+
+def connect(workers: Workers, count: int, scorers: int = 0) -> None:
+    """Connect to Ray at `workers.address`, or start one here: quiet, with cores for so many workers and scorers."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a CPU actor need not hide the GPUs; no warning
@@ -234,7 +241,7 @@ def connect(workers: Workers, count: int) -> None:
         ray.init(address=workers.address, **quiet)
         return
     here = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, **quiet}
-    start = partial(ray.init, address="local", num_cpus=count * workers.threads, **here)
+    start = partial(ray.init, address="local", num_cpus=count * workers.threads + scorers, **here)
     try:
         start()
         return
@@ -247,7 +254,7 @@ def connect(workers: Workers, count: int) -> None:
         raise UserError("", "workers.executor", wrong) from None
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Why a worker is gone, from Ray's several lines: the exception it raised, or how its process ended."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
@@ -269,6 +276,18 @@ def wanted_workers(workers: Workers) -> int:
         return workers.count
     gpus, cores = _room(workers)
     return int(gpus) if workers.device == "cuda" else max(1, int(cores) // workers.threads)
+
+
+def wanted_scorers(workers: Workers, decoding: int) -> int:
+    """The asked-for number; `auto` is the cores that `decoding` workers leave over, between 1 and 8."""
+    if isinstance(workers.scorers, int):
+        return workers.scorers
+    return min(MOST_SCORERS, max(1, spare_cores(workers, decoding)))
+
+
+def spare_cores(workers: Workers, decoding: int) -> int:
+    """The cores of this machine, or of the cluster connected to, that `decoding` workers leave over."""
+    return max(0, int(_room(workers)[1]) - decoding * workers.threads)
 
 
 def check_room(config: Config, source: Source) -> int:

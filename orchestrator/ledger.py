@@ -4,9 +4,9 @@
     sweep = read_sweep(Path("runs/quickstart"))
     decodes = Ledger(sweep.folder).results()
 
-The driver alone writes (flock; a dead holder's lock is free at once). A record reaches the file at once, so a killed
-driver loses none, and the disk with `sync`, every 10 s or 200 records, so a dead machine loses at most those. A torn
-last line is cut before anything is appended. Readers take no lock and pass over a torn tail.
+The driver alone writes, or `rescore` (flock; a dead holder's lock is free at once). A record reaches the file at
+once, so a killed driver loses none, and the disk with `sync`, every 10 s or 200 records, so a dead machine loses at
+most those. A torn last line is cut before anything is appended. Readers take no lock and pass over a torn tail.
 """
 
 import fcntl
@@ -169,11 +169,14 @@ class Ledger:
         return self._results
 
     def scores(self) -> Mapping[ScoreKey, Record]:
-        """The score of each (task, row, text sha, scorer version)."""
+        """The score of each (task, row, text sha, scorer version), oldest first: the last one made counts.
+
+        A text that has one is scored again only where its score is an `error`, or `rescore --all` asks for it.
+        """
         return self._scores
 
     def append(self, record: Record) -> bool:
-        """Write `record`; False, and nothing written, where its place is taken already."""
+        """Write `record`; False, and nothing written, where it is a decode whose place is taken already."""
         if not self._index(record):
             return False
         file = self._segment()
@@ -209,8 +212,9 @@ class Ledger:
 
     def _index(self, record: Record) -> bool:
         if record["kind"] == "score":
-            key = score_key(record)
-            return self._scores.setdefault(key, record) is record
+            self._scores.pop(score_key(record), None)
+            self._scores[score_key(record)] = record
+            return True
         sample = (record["cell"], record["row"])
         held = self._results.get(sample)
         if held is not None and (held["status"] == "ok" or record["attempt"] <= held["attempt"]):

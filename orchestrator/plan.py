@@ -18,6 +18,7 @@ from orchestrator.config import Config, Source
 from orchestrator.grid import Cell, DataSet, Grid, Group, decode_spec, expand
 from orchestrator.ledger import Record, Sample, Sweep
 from orchestrator.schedule import Assign, Schedule, Start
+from workers.tasks import Canary, Score
 from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
 FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
@@ -34,17 +35,11 @@ class Row(Protocol):
     def prompt(self) -> str: ...
 
 
-class Score(Protocol):
-    """What a task makes of a text."""
-
-    @property
-    def correct(self) -> bool: ...
-    @property
-    def answer(self) -> str | None: ...
-
-
 class Task(Protocol):
-    """A data set and how its answers are judged. `revision` is the data's sha, `scorer` the scorer's version."""
+    """A data set and how its answers are judged. `revision` is the data's sha, `scorer` the scorer's version.
+
+    `canaries` are texts of known verdict.
+    """
 
     @property
     def revision(self) -> str: ...
@@ -52,7 +47,16 @@ class Task(Protocol):
     def scorer(self) -> str: ...
     @property
     def rows(self) -> tuple[Any, ...]: ...
+    @property
+    def canaries(self) -> tuple[Canary, ...]: ...
     def score(self, row: Any, text: str, /) -> Score: ...
+
+
+class Judge(Protocol):
+    """Scores one text at a time and never raises for what the scorer does."""
+
+    def score(self, score: Callable[[Any, str], Score], row: Any, text: str, /) -> Score: ...
+    def close(self) -> None: ...
 
 
 class Worker(Protocol):
@@ -71,11 +75,12 @@ class Backend:
     environment: Callable[[ModelSpec], dict[str, Any]]
     make_worker: Callable[[ModelSpec], Worker]
     trained_rows: Callable[[DrafterSpec], Mapping[str, frozenset[str]]]
+    make_judge: Callable[[], Judge]
 
 
 def backend() -> Backend:
     """workers/ itself; imported here because it brings torch along."""
-    from workers import tasks, worker
+    from workers import scoring, tasks, worker
 
     return Backend(
         tasks.load_task,
@@ -84,6 +89,7 @@ def backend() -> Backend:
         worker.environment,
         worker.Worker,
         worker.trained_rows,
+        scoring.Judge,
     )
 
 
@@ -173,16 +179,22 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
         for name, spec in models.items()
     }
     drafters = {name: _found(source, "drafter", workers.resolve_drafter, name, config) for name in config.drafters}
-    tasks = {name: _found(source, "task", workers.load_task, name, config) for name in config.tasks}
-    for name, task in tasks.items():
-        if not task.rows:
-            raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
+    tasks = load_tasks(config, source, workers)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
     plan = Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
     _refuse_long_blocks(plan, source)
     _refuse_edges(plan, source)
     _refuse_trained_rows(plan, source, workers)
     return plan
+
+
+def load_tasks(config: Config, source: Source, workers: Backend) -> dict[str, Task]:
+    """The tasks of `config` by name, data and all. UserError for one that cannot be loaded, or has no rows."""
+    tasks = {name: _found(source, "task", workers.load_task, name, config) for name in config.tasks}
+    for name, task in tasks.items():
+        if not task.rows:
+            raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
+    return tasks
 
 
 def _refuse_long_blocks(plan: Plan, source: Source) -> None:

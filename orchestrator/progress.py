@@ -17,6 +17,8 @@ from typing import Protocol
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +32,7 @@ class Progress:
     """A sweep at one moment. `rate` is samples a second, `seconds_left` None while it cannot be told.
 
     `workers` counts workers by state ("busy", "loading", "wanted", ...); `nfe` is the mean NFE by method label.
+    `to_score` counts texts that are decoded and not scored yet.
     """
 
     cells_done: int
@@ -41,6 +44,7 @@ class Progress:
     seconds_left: float | None = None
     workers: dict[str, int] = field(default_factory=dict)
     nfe: dict[str, float] = field(default_factory=dict)
+    to_score: int = 0
 
     @property
     def finished(self) -> bool:
@@ -67,6 +71,26 @@ def view(console: Console, clock: Callable[[], float] = time.monotonic) -> Itera
         return
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         yield _Panel(live)
+
+
+@contextmanager
+def counter(
+    console: Console, what: str, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """`show(done, all)`: a bar if `console` is a terminal, else a line every LINE_EVERY seconds."""
+    lines_at = clock() + LINE_EVERY
+    columns = (TextColumn(what), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(what, total=None)
+
+        def show(done: int, total: int) -> None:
+            nonlocal lines_at
+            bars.update(bar, completed=done, total=total)
+            if not console.is_terminal and clock() >= lines_at:
+                lines_at = clock() + LINE_EVERY
+                console.print(f"{done}/{total} {what}", highlight=False)
+
+        yield show
 
 
 class _Panel:
@@ -100,7 +124,7 @@ def line(progress: Progress) -> str:
     """One line of plain text."""
     parts = [f"{progress.samples_done}/{progress.samples} samples", f"{progress.cells_done}/{progress.cells} cells"]
     parts += [f"{progress.failed} failed"] if progress.failed else []
-    parts += [part for part in (_pace(progress), _workers(progress)) if part]
+    parts += [part for part in (_pace(progress), _to_score(progress), _workers(progress)) if part]
     return ", ".join(parts)
 
 
@@ -118,7 +142,8 @@ def _facts(progress: Progress) -> Text:
     """Two lines: how much is done, and how fast it goes."""
     text = Text(f"{progress.samples_done}/{progress.samples} samples   {progress.cells_done}/{progress.cells} cells   ")
     text.append(f"{progress.failed} failed\n", style="red" if progress.failed else "dim")
-    text.append("   ".join(part for part in (_pace(progress), _workers(progress)) if part), style="dim")
+    parts = (_pace(progress), _to_score(progress), _workers(progress))
+    text.append("   ".join(part for part in parts if part), style="dim")
     return text
 
 
@@ -142,6 +167,10 @@ def _pace(progress: Progress) -> str:
         return "done"
     left = "time left unknown" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left"
     return f"{progress.rate:.2f} samples/s, {left}"
+
+
+def _to_score(progress: Progress) -> str:
+    return f"{progress.to_score} texts to score" if progress.to_score else ""
 
 
 def _workers(progress: Progress) -> str:

@@ -121,6 +121,13 @@ class Schedule:
         """Hand out nothing more; what is running may end."""
         self._draining = True
 
+    def dismiss(self) -> list[Decision]:
+        """End every worker, so that its cores and its GPU are free: nothing is left to decode."""
+        held = {number: slot for number, slot in self._slots.items() if slot.model is not None}
+        for slot in held.values():
+            slot.model, slot.ready = None, False
+        return [Stop(number) for number in held]
+
     def _next(self, number: int, slot: _Slot) -> list[Decision]:
         target = self._choose(slot)
         if target is None:

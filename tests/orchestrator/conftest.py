@@ -12,7 +12,8 @@ from orchestrator.driver import Driver, NoMirror, Outcome
 from orchestrator.executors import InlineExecutor
 from orchestrator.ledger import Ledger
 from orchestrator.plan import Plan, make_plan
-from tests.orchestrator.fakes import Fakes
+from orchestrator.scoring import LocalScorers
+from tests.orchestrator.fakes import FakeJudge, Fakes
 
 SMALL = ("limit=3", "drafters=[spot,stale]", "budgets=[0,4,8]", "temperatures=[0]", "mlflow=null")
 
@@ -39,6 +40,7 @@ def drive(fakes: Fakes, folder: Path, *overrides: str, **options: Any) -> Outcom
     retry = options.pop("retry_failed", False)
     settings = {"mirror": NoMirror(), "view": Quiet(), "workers": 2, "clock": lambda: 100.0, **options}
     settings.setdefault("make_executor", partial(InlineExecutor, fakes.make_worker))
+    settings.setdefault("make_scorers", partial(LocalScorers, FakeJudge, 1))
     with Ledger.write(folder, 0.0) as ledger:
         return Driver(plan, ledger, say=said.append, **settings).run(retry)
 

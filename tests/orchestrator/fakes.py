@@ -8,7 +8,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.executors import one_line
 from orchestrator.plan import Backend
+from workers.scoring import Judge
+from workers.tasks import Canary, Score
 from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask
 
 
@@ -20,29 +23,52 @@ class FakeRow:
 
 
 @dataclass(frozen=True)
-class FakeScore:
-    correct: bool
-    answer: str | None
-
-
-@dataclass(frozen=True)
 class FakeTask:
-    """`size` rows r0, r1, ...; a text is right if it names an even row. Scoring row `unscorable` raises."""
+    """`size` rows r0, r1, ...; a text is right if it names an even row (an odd one where `inverted`).
+
+    Scoring row `unscorable` raises; scoring row `fatal` ends the process.
+    """
 
     name: str
     size: int = 40
     scorer: str = "fake-1"
     revision: str = "data-1"
     unscorable: str | None = None
+    fatal: str | None = None
+    inverted: bool = False
+    canaries: tuple[Canary, ...] = ()
 
     @property
     def rows(self) -> tuple[FakeRow, ...]:
         return tuple(FakeRow(f"r{i}", f"prompt {i}", str(i)) for i in range(self.size))
 
-    def score(self, row: FakeRow, text: str) -> FakeScore:
+    def score(self, row: FakeRow, text: str) -> Score:
         if row.id == self.unscorable:
             raise RuntimeError("this text\nbreaks the scorer")
-        return FakeScore(int(row.reference) % 2 == 0 and row.id in text, text)
+        if row.id == self.fatal:
+            os._exit(3)
+        return Score(int(row.reference) % 2 == self.inverted and row.id in text, text)
+
+
+class FakeJudge:
+    """Scores in this process."""
+
+    def score(self, score: Any, row: Any, text: str) -> Score:
+        try:
+            return score(row, text)
+        except Exception as error:
+            return Score(None, None, one_line(error))
+
+    def close(self) -> None: ...
+
+
+class DeadlyJudge(Judge):
+    """A real one that takes the process which holds it along, at a text of row `r8`."""
+
+    def score(self, score: Any, row: Any, text: str) -> Score:
+        if row.id == "r8":
+            os._exit(1)
+        return super().score(score, row, text)
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,7 @@ class Fakes:
             lambda model: {"fake": 1},
             self.make_worker,
             lambda drafter: self.trained.get(drafter.name, {}),
+            FakeJudge,
         )
 
     def load_task(self, name: str, options: dict[str, Any]) -> FakeTask:

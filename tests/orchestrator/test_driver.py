@@ -7,8 +7,9 @@ import pytest
 
 from orchestrator.executors import InlineExecutor
 from orchestrator.ledger import Ledger
+from orchestrator.scoring import Verdict
 from tests.orchestrator.conftest import Quiet, drive, plan_of, samples
-from tests.orchestrator.fakes import Fakes, FakeTask
+from tests.orchestrator.fakes import FakeJudge, Fakes, FakeTask
 
 
 def test_every_sample_of_the_grid_is_decoded_once_and_scored_once(folder):
@@ -85,6 +86,66 @@ def test_a_scorer_that_raises_costs_one_score(folder):
     assert outcome.exit_code == 0
     assert [score["error"] for score in scores if score["row"] == row] == ["RuntimeError: this text breaks the scorer"]
     assert all(score["error"] is None for score in scores if score["row"] != row)
+
+
+def test_a_text_that_could_not_be_scored_is_not_tried_again_by_a_resume(folder):
+    row = first_row(Fakes())
+    outcome = drive(Fakes(task=FakeTask("fake", unscorable=row)), folder)
+    assert (outcome.texts.scored, outcome.texts.errors, outcome.texts.missing) == (2, 1, 0)
+    before = len(list(Ledger(folder).records()))
+    assert drive(Fakes(), folder).texts.errors == 1
+    assert len(list(Ledger(folder).records())) == before
+
+
+class Slow:
+    """Scorers that have nothing until someone waits for them; `stuck` ones not even then."""
+
+    room = 100
+
+    def __init__(self, seen, stuck=False):
+        self._seen, self._stuck, self._requests = seen, stuck, []
+
+    def submit(self, request):
+        self._requests.append(request)
+
+    def collect(self, seconds):
+        if not seconds:
+            return []
+        self._seen()
+        done, self._requests = ([], self._requests) if self._stuck else (self._requests, [])
+        return [Verdict(r.key, FakeJudge().score(r.score, r.row, r.text)) for r in done]
+
+    def close(self): ...
+
+
+def test_decoding_never_waits_for_a_score_and_no_worker_waits_for_the_last_ones(folder):
+    decoded, fakes, view = [], Fakes(), Quiet()
+    executor = InlineExecutor(fakes.make_worker)
+    scorers = Slow(lambda: decoded.append((len(Ledger(folder).results()), executor._workers)))
+    outcome = drive(fakes, folder, make_executor=lambda: executor, make_scorers=lambda: scorers, view=view)
+    assert decoded == [(15, {})]  # waited for once, when all was decoded and the workers gone
+    assert (outcome.exit_code, outcome.texts.scored) == (0, 3)
+    assert max(shown.to_score for shown in view.shown if not shown.finished) > 0
+    assert view.shown[-1].to_score == 0
+
+
+def test_ctrl_c_leaves_the_scores_that_do_not_come_soon_to_a_resume(folder):
+    now, said = [0.0], []
+
+    def waited():
+        now[0] += 1.0
+        if now[0] == 3.0:
+            signal.raise_signal(signal.SIGINT)
+
+    stuck = Slow(waited, stuck=True)
+    outcome = drive(Fakes(), folder, make_scorers=lambda: stuck, said=said, clock=lambda: now[0])
+    assert now == [8.0]  # five seconds of grace
+    assert (outcome.exit_code, outcome.ran, outcome.texts.missing) == (130, 15, 3)
+    fakes = Fakes()
+    resumed = drive(fakes, folder)
+    assert (resumed.exit_code, resumed.ran, resumed.texts.scored) == (0, 0, 3)
+    assert fakes.loads == []
+    assert said == ["stopping after what is in flight; once more to stop now"]
 
 
 def test_a_larger_limit_and_a_longer_axis_decode_only_what_is_new(folder):

@@ -16,7 +16,9 @@ from rich.console import Console
 import launch
 from orchestrator import config as configs
 from orchestrator.ledger import Ledger, read_sweep
+from orchestrator.plan import make_plan
 from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
+from workers.tasks import Canary, Row
 
 print_results = launch._print_results
 INLINE = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", "temperatures=[0]")
@@ -113,6 +115,139 @@ def test_status_reads_the_ledger_and_needs_no_workers(monkeypatch, capsys):
     assert "4/6 samples, 2 failed" in out
     assert "no driver is running" in out
     assert "ValueError: no" in out
+
+
+def test_status_counts_the_texts_that_are_scored_in_error_and_open(capsys):
+    run("run", "quickstart", *INLINE, fakes=Fakes(task=FakeTask("fake", unscorable=a_row())))
+    segment = Path("runs/quickstart/segments/001.jsonl")
+    assert launch.main(["status", "quickstart"]) == 0
+    assert "6/6 samples, 0 failed, 1 texts scored, 1 in error; no driver" in " ".join(capsys.readouterr().out.split())
+    lines = [line for line in segment.read_text().splitlines() if '"kind":"decode"' in line]
+    segment.write_text("".join(line + "\n" for line in lines))
+    assert launch.main(["status", "quickstart"]) == 0
+    assert "0 texts scored, 2 to score;" in " ".join(capsys.readouterr().out.split())
+
+
+def a_row():
+    """A row that INLINE decodes."""
+    config, source = configs.load("quickstart", INLINE)
+    plan = make_plan(config, source, Fakes().backend())
+    return plan.grid.rows[plan.grid.cells[0].group][0]
+
+
+def scores(folder="runs/quickstart"):
+    return {key[1]: score["correct"] for key, score in Ledger(Path(folder)).scores().items()}
+
+
+def test_a_run_says_which_texts_could_not_be_scored_and_how_to_try_again(capsys):
+    broken = Fakes(task=FakeTask("fake", unscorable=a_row()))
+    assert run("run", "quickstart", *INLINE, fakes=broken) == 0
+    said = capsys.readouterr().out
+    assert "1 texts could not be scored (RuntimeError: this text breaks the scorer); try again with: " in said
+    assert re.search(r"launch.py rescore runs/quickstart\n", said)
+
+
+def test_rescore_scores_what_has_an_error_and_nothing_else(capsys):
+    row = a_row()
+    run("run", "quickstart", *INLINE, fakes=Fakes(task=FakeTask("fake", unscorable=row)))
+    fakes = Fakes()
+    assert run("rescore", "quickstart", fakes=fakes) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "scored 1 texts: 1 verdicts changed, 0 in error" in said
+    assert re.search(r"control · T0 · s0: \d+.0% of 1, now \d+.0% of 2", said)
+    assert "results of runs/quickstart" in said
+    assert fakes.loads == fakes.journal == []
+    assert None not in scores().values()
+    assert run("rescore", "quickstart", fakes=Fakes(task=FakeTask("fake", inverted=True))) == 0
+    assert "scored 0 texts" in capsys.readouterr().out
+
+
+def test_rescore_all_scores_every_text_and_the_last_verdict_counts(capsys):
+    run("run", "quickstart", *INLINE)
+    before = scores()
+    inverted = Fakes(task=FakeTask("fake", inverted=True))
+    assert run("rescore", "quickstart", "--all", fakes=inverted) == 0
+    assert "scored 2 texts: 2 verdicts changed, 0 in error" in capsys.readouterr().out
+    assert scores() == {row: not correct for row, correct in before.items()}
+
+
+def test_rescore_by_a_newer_scorer_judges_what_it_has_not_judged(capsys):
+    run("run", "quickstart", *INLINE)
+    newer = Fakes(task=FakeTask("fake", scorer="fake-2", inverted=True))
+    assert run("rescore", "quickstart", fakes=newer) == 0
+    assert "scored 2 texts: 2 verdicts changed" in capsys.readouterr().out
+    assert run("rescore", "quickstart", fakes=newer) == 0
+    assert "scored 0 texts" in capsys.readouterr().out
+
+
+def test_rescore_tells_by_its_exit_code_that_texts_are_left_without_a_verdict(capsys):
+    run("run", "quickstart", *INLINE)
+    assert run("rescore", "quickstart", "--all", fakes=Fakes(task=FakeTask("fake", unscorable=a_row()))) == 1
+    assert "the first: RuntimeError: this text breaks the scorer" in " ".join(capsys.readouterr().out.split())
+    assert run("rescore", "quickstart") == 0
+
+
+def test_rescore_needs_the_sweeps_own_data_and_its_lock_and_takes_no_other_grid(capsys):
+    run("run", "quickstart", *INLINE)
+    assert run("rescore", "quickstart", fakes=Fakes(task=FakeTask("fake", revision="data-2"))) == 2
+    said = "its data has changed since the sweep (data-1, now data-2); restore it, or run the grid again"
+    assert capsys.readouterr().err.endswith(f"task.arith: {said}\n")
+    assert run("rescore", "quickstart", "limit=3") == 2
+    assert "command line: limit: says nothing about scoring; task.NAME.KEY=" in capsys.readouterr().err
+    with Ledger.write(Path("runs/quickstart"), 0.0):
+        assert run("rescore", "quickstart") == 2
+    assert "another driver is running this sweep" in capsys.readouterr().err
+    assert run("rescore", "never") == 2
+
+
+def test_rescore_brings_mlflow_up_and_outlives_one_that_does_not_answer(monkeypatch, capsys):
+    row = a_row()
+    run("run", "quickstart", *INLINE, fakes=Fakes(task=FakeTask("fake", unscorable=row)))
+    edit(Path("runs/quickstart/sweep.yaml"), "mlflow: null", "mlflow: http://there")
+    synced = []
+
+    def rebuild(uri, folder, report):
+        synced.append((uri, scores(folder)[row]))
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("orchestrator.tracking.rebuild", rebuild)
+    assert run("rescore", "quickstart") == 0
+    assert synced == [("http://there", scores()[row])]
+    assert "MLflow lacks the new scores (" in capsys.readouterr().out
+    assert run("rescore", "quickstart") == 0  # nothing new
+    assert len(synced) == 1
+
+
+def canary(text, correct):
+    return Canary(Row("c0", "prompt", "2"), text, correct)
+
+
+@pytest.mark.parametrize(
+    ("canaries", "task", "said"),
+    [
+        ((canary("c0", True), canary("none", True)), {}, "a text known to be right is judged wrong (answer 'none')"),
+        ((canary("c0", False),), {}, "a text known to be wrong is judged right (answer 'c0')"),
+        ((canary("c0", True),), {"unscorable": "c0"}, "it cannot be scored here: RuntimeError: this text breaks"),
+    ],
+)
+def test_a_scorer_that_misjudges_a_canary_stops_a_sweep_before_anything_is_loaded(
+    canaries, task, said, tmp_path, capsys
+):
+    broken = Fakes(task=FakeTask("fake", canaries=canaries, **task))
+    assert run("run", "quickstart", *INLINE, fakes=broken) == 2
+    assert f"error: configs/task/arith.yaml: task.arith: canary c0: {said}" in capsys.readouterr().err
+    assert broken.loads == []
+    assert list(tmp_path.iterdir()) == []
+    assert run("plan", "quickstart", *INLINE, fakes=broken) == 0
+    assert run("run", "quickstart", *INLINE) == 0
+    assert run("run", "quickstart", *INLINE, fakes=broken) == 0  # nothing to decode or score
+    assert run("rescore", "quickstart", fakes=broken) == 2
+
+
+def test_canaries_that_are_judged_as_they_should_be_are_not_heard_of():
+    sound = Fakes(task=FakeTask("fake", canaries=(canary("c0", True), canary("none", False))))
+    assert run("run", "quickstart", *INLINE, fakes=sound) == 0
+    assert len(scores()) == 2
 
 
 def test_status_names_the_driver_at_work(capsys):

@@ -95,6 +95,18 @@ def test_a_later_attempt_replaces_a_failure_and_never_a_result(tmp_path):
     assert Ledger(tmp_path).results()["c", "r0"]["attempt"] == 2
 
 
+def score(scorer="1", **more):
+    return {"kind": "score", "task": "t", "row": "r0", "text_sha": "sha", "scorer": scorer, **more}
+
+
+def test_the_last_score_of_a_text_counts_and_other_scorers_have_their_own(tmp_path):
+    failed, right = score(correct=None, error="no sandbox"), score(correct=True, error=None)
+    assert written(tmp_path, failed, score("2", correct=False), right) == [True] * 3
+    ledger = Ledger(tmp_path)
+    assert list(ledger.scores().values()) == [score("2", correct=False), right]  # the oldest first
+    assert len(list(ledger.records())) == 3
+
+
 def test_segments_are_begun_anew_when_they_have_grown(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
     written(tmp_path, *[decode(f"r{i}") for i in range(6)])

@@ -1,6 +1,7 @@
 """What a person sees while a sweep runs, on a terminal and in a log file."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -51,6 +52,23 @@ def test_a_line_tells_samples_cells_failures_pace_and_workers():
     assert progress.line(HALFWAY) == (
         "1000/2000 samples, 3/20 cells, 2 failed, 2.50 samples/s, 6 min 40 s left, workers: 3 busy 1 loading"
     )
+
+
+def test_texts_that_are_decoded_and_not_scored_yet_are_told():
+    scoring = replace(HALFWAY, to_score=12)
+    assert ", 12 texts to score, workers: " in progress.line(scoring)
+    console = plain(100)
+    console.print(progress.panel(scoring))
+    assert "12 texts to score" in console.file.getvalue()
+
+
+def test_a_count_is_a_line_every_ten_seconds_in_a_log_file():
+    console, clock = plain(), Clock()
+    with progress.counter(console, "texts", clock) as show:
+        for second in range(25):
+            clock.now = float(second)
+            show(second, 40)
+    assert console.file.getvalue().splitlines() == ["10/40 texts", "20/40 texts"]
 
 
 def test_an_unknown_time_is_called_unknown_and_a_finished_sweep_done():

@@ -6,8 +6,9 @@ from orchestrator.config import Workers
 from orchestrator.errors import UserError
 from orchestrator.executors import RayExecutor, connect
 from orchestrator.ledger import Ledger
+from orchestrator.scoring import RayScorers
 from tests.orchestrator.conftest import drive, plan_of
-from tests.orchestrator.fakes import Fakes
+from tests.orchestrator.fakes import DeadlyJudge, Fakes, FakeTask
 
 pytestmark = pytest.mark.ray
 
@@ -33,6 +34,24 @@ def test_an_actor_that_exits_costs_its_poison_sample_and_nothing_else(tmp_path):
     assert outcome.exit_code == 1
     assert on_ray.keys() == inline.keys()
     assert all(_result(on_ray[sample]) == _result(inline[sample]) for sample in on_ray.keys() - failed)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scorer_that_dies_and_a_process_that_dies_with_it_cost_their_texts_an_error_each(tmp_path):
+    fakes = Fakes(task=FakeTask("fake", size=9, fatal="r7"))
+    outcome = drive(
+        fakes,
+        tmp_path,
+        "limit=9",
+        "budgets=[0,4]",
+        make_executor=lambda: RayExecutor(fakes.make_worker, Workers(), 1, 1),
+        make_scorers=lambda: RayScorers(DeadlyJudge, Workers(), 1, 1),
+    )
+    assert (outcome.exit_code, outcome.texts.scored, outcome.texts.errors) == (0, 7, 2)
+    scores = {score["row"]: score for score in Ledger(tmp_path).scores().values()}
+    assert scores["r7"]["error"] == "the scorer ended its process (exit code 3)"
+    assert "died" in scores["r8"]["error"]
+    assert [scores[f"r{number}"]["correct"] for number in range(7)] == [True, False] * 3 + [True]
 
 
 def _result(record):

@@ -168,6 +168,16 @@ def test_a_drained_schedule_hands_out_nothing_and_ends_with_what_is_running():
     assert schedule.finished
 
 
+def test_workers_are_dismissed_once_those_that_are_loading_too():
+    schedule = Schedule([rows("a", 0, 1) + rows("b", 0, 1)], workers=3)
+    assert [type(decision) for decision in schedule.decide()] == [Start, Start]
+    schedule.started(0)
+    schedule.drain()
+    assert schedule.dismiss() == [Stop(0), Stop(1)]
+    assert schedule.dismiss() == []
+    assert (schedule.finished, schedule.states()) == (True, {})
+
+
 def test_a_model_that_never_loads_is_given_up_and_the_others_go_on():
     schedule = Schedule([rows("a", 0, 3) + rows("b", 0, 3)], 2)
     done = Counter()

@@ -190,6 +190,21 @@ def test_a_score_that_comes_after_its_cell_was_settled_still_counts(uri, tmp_pat
     assert runs(uri)[SPOT.key].info.status == "FINISHED"
 
 
+def test_a_text_that_is_scored_again_changes_the_accuracy_once(uri, tmp_path):
+    failed = score("r1", None, error="no sandbox")
+    sweep = on_disk(tmp_path, CONTROL, records=[*RECORDS[::2], SCORES[0], failed])
+    tracking.rebuild(uri, sweep.folder)
+    append(sweep, [score("r1", False, started=failed["started"] + 5)])
+    for _ in range(2):
+        tracking.rebuild(uri, sweep.folder)
+        assert runs(uri)[CONTROL.key].data.metrics["summary/accuracy"] == 0.5
+        assert [point[:2] for point in history(uri, CONTROL, "correct")] == [(0, 1.0), (1, 0.0)]
+    append(sweep, [score("r1", True, started=failed["started"] + 9)])
+    tracking.rebuild(uri, sweep.folder)
+    assert runs(uri)[CONTROL.key].data.metrics["correct"] == 1.0  # the last of the sample's step
+    assert runs(uri)[CONTROL.key].data.metrics["summary/accuracy"] == 1.0
+
+
 def test_a_text_that_its_scorer_could_not_judge_is_left_out_of_the_accuracy(uri, tmp_path):
     sweep = on_disk(tmp_path, CONTROL, records=[*RECORDS[::2], SCORES[0], score("r1", None, error="bad row")])
     tracking.rebuild(uri, sweep.folder)
