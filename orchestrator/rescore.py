@@ -28,7 +28,7 @@ def check_canaries(tasks: Mapping[str, Task], source: Source, make_judge: MakeJu
         for name, task in tasks.items():
             for canary in task.canaries:
                 if wrong := _wrong(canary, judge.score(task.score, canary.row, canary.text)):
-                    raise source.error(f"task.{name}", f"canary {canary.row.id}: {wrong}")
+                    raise source.error(f"task.{name}", f"its canary: {wrong}")
     finally:
         judge.close()
 

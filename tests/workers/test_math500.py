@@ -10,7 +10,7 @@ import pytest
 from math_verify import parse, verify
 
 from tests.data_sets import own, real
-from workers.tasks import Row, load_task, maths
+from workers.tasks import Row, load_task, math500, maths
 from workers.tasks.maths import same
 
 # reference, prediction, math-verify's verdict, the right one
@@ -176,3 +176,9 @@ def test_all_500_answers_equal_themselves_by_math_verify_too():
     readings = [maths.read(row.reference) for row in task.rows if "\\text{" not in row.reference]
     assert len(readings) == 490
     assert all(maths.verified(reading[:1], reading[:1]) for reading in readings)  # [1] is the text
+
+
+def test_the_canaries_have_the_verdicts_that_they_say():
+    assert {canary.correct for canary in math500.CANARIES} == {True, False}
+    for canary in math500.CANARIES:
+        assert math500.score(canary.row, canary.text).correct == canary.correct

@@ -3,13 +3,15 @@
 The data set has a test split alone, hence no few-shot examples. ../shared/data/scoring_facts.md §1-3, §6.
 """
 
-from workers.tasks import Row, Score
+from workers.tasks import Canary, Row, Score
 from workers.tasks.answers import last_box
 from workers.tasks.data import TEXT, Source, load
 from workers.tasks.gsm8k import INSTRUCTION
 from workers.tasks.maths import same
 
 SCORER = "math500-1"
+HALF = Row("canary", "What is 2 divided by 4?" + INSTRUCTION, "\\frac{1}{2}")
+CANARIES = (Canary(HALF, "It is \\boxed{0.5}.", True), Canary(HALF, "It is \\boxed{\\frac{2}{1}}.", False))
 COLUMNS = {"unique_id": TEXT, "problem": TEXT, "answer": TEXT}
 
 

@@ -9,7 +9,7 @@ import warnings
 from textwrap import dedent, indent
 from typing import Literal
 
-from workers.sandbox import run_program
+from workers.sandbox import check, run_program
 from workers.tasks import Score
 
 Sandbox = Literal["bubblewrap", "process"]
@@ -52,6 +52,7 @@ def judge(code: str, program: str, checks: str, sandbox: Sandbox) -> Score:
     """Whether `program`, made of the `code` that was found in a text, passes its `checks`."""
     if not code:
         return Score(False, None, notes={"sandbox": sandbox, "reason": "no code in the text"})
+    check(sandbox)  # once a process; where it cannot work, what this raises says what to do
     verdict = run_program(program, checks, sandbox)
     return Score(verdict.passed, code, notes={"sandbox": sandbox, "reason": verdict.reason, "seconds": verdict.seconds})
 
