@@ -9,18 +9,23 @@ comes out of a pipe after its last check; that file says why the program cannot 
 the same in every run, so that a verdict can be repeated.
 
     mode           bubblewrap                                  process
-    files          /usr and the interpreter, read-only         the same, by Landlock
+    files          /usr and the interpreter, read-only and     the same with those packages, by Landlock; whether any
+                   without packages installed there            other path exists, its size and times can be asked
     writable       a tmpfs of its own, in /tmp                 nothing
     user           as root one of no one's, else oneself       the same; root stays root, without capabilities, where
                    in a user namespace                         the interpreter can be read by root only
-    apart          mounts, processes, network, IPC, hostname   nothing further
-    needs          bwrap 0.8, as a user also user namespaces   Linux 5.13 with Landlock
+    apart          mounts, processes, network, IPC, hostname   nothing further; from Linux 6.12 on signals
+    threads        64                                          64 for root who leaves root; for others those that the
+                                                               memory allows
+    needs          bwrap 0.8, as a user also user namespaces   Linux 6.2 with Landlock
 
-A program ends with the scorer, however that ends. Not covered: bugs of the kernel, and time that other load steals (the
-limits are generous for that reason).
+A program ends with the scorer, however that ends. Not covered: bugs of the kernel and of CPython, the number of empty
+files in the tmpfs (kernel memory, which the limit on CPU time bounds), and time that other load steals (the limits are
+generous for that reason). Python 3.13 and later cannot contain a program (`sandbox_child.py` says why).
 """
 
 import functools
+import glob
 import marshal
 import os
 import secrets
@@ -36,6 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from workers.sandbox_child import NATIVE
 from workers.sandbox_filter import seccomp_filter
 
 MODES = ("bubblewrap", "process")
@@ -50,6 +56,7 @@ main(globals().pop("request"))
 """
 _LAUNCHER = str(Path(__file__).with_name("sandbox_launch.py"))
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+_TOO_NEW = (3, 13)  # a frame's variables can be written from then on, also those of the audit hook
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")  # links into /usr on most systems
 _NOBODIES = range(61184, 65520)  # users that systemd keeps for services which make up one for themselves
 _REPORT = 1 << 16  # bytes that are kept of what a program may write to the pipe of the verdict
@@ -83,7 +90,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason` is one line: "passed" or why not. `output` is standard output and error together, cut at the limit."""
+    """`reason` is one printable line: "passed" or why not. `output` is standard output and error, cut at the limit."""
 
     passed: bool
     reason: str
@@ -143,12 +150,16 @@ def check(mode: str) -> None:
     """Raise ValueError, in one line, if `mode` is unknown or does not work here, to judge and to contain."""
     if mode not in MODES:
         raise ValueError(f"sandbox: {mode!r} is none of {', '.join(MODES)}")
+    if sys.version_info >= _TOO_NEW:
+        raise ValueError("sandbox: Python {}.{} and later cannot contain a program; use an older one".format(*_TOO_NEW))
+    if built_in := [name for name in sys.builtin_module_names if name.startswith(NATIVE)]:  # importable unheard
+        raise ValueError(f"sandbox: this Python has {built_in[0]} built in and cannot contain a program; use another")
     if mode == "bubblewrap":
         remedy = (
             "install bubblewrap 0.8 or later and allow user namespaces, or set `sandbox: process` in the task's YAML"
         )
     else:
-        remedy = "it needs Linux 5.13 or later with Landlock"
+        remedy = "it needs Linux 6.2 or later with Landlock"
     if mode == "bubblewrap" and not shutil.which("bwrap"):
         raise ValueError(f"sandbox: no bwrap was found; {remedy}")
     try:
@@ -182,6 +193,8 @@ def _bubblewrap(filter_fd: int, limits: Limits) -> tuple[list[str], dict[str, in
         for folder in list(Path(prefix).parents)[-2::-1]:  # bwrap would make them root's alone
             command += ["--perms", "0755", "--dir", str(folder)]
         command += ["--ro-bind", prefix, prefix]
+    for installed in _packages(prefix):
+        command += ["--tmpfs", installed, "--remount-ro", installed]
     command += ["--dev", "/dev", "--remount-ro", "/dev"]
     command += ["--perms", "0777", "--size", str(limits.tmpfs_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     command += ["--remount-ro", "/", "--seccomp", str(filter_fd), "--", *python]
@@ -204,6 +217,14 @@ def _interpreter() -> tuple[list[str], str]:
     """The command that runs the child, without the virtual environment's packages; and where its library is."""
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [python, "-s", "-P", "-S", "-B", "-c", _START], os.path.realpath(sys.base_prefix)
+
+
+@functools.cache
+def _packages(prefix: str) -> list[str]:
+    """The folders of installed packages in what a sandbox can read."""
+    patterns = [f"{root}/lib*/python*/*-packages" for root in (prefix, "/usr", "/usr/local")]
+    found = {os.path.realpath(path) for pattern in patterns for path in glob.glob(pattern)}
+    return sorted(path for path in found if path.startswith(("/usr/", f"{prefix}/")))
 
 
 def _nobody() -> int:
@@ -271,7 +292,7 @@ def _kill(process: subprocess.Popen, output: IO[bytes]) -> None:
 
 
 def _reason(lines: list[bytes], checks: str, returncode: int | None, limits: Limits) -> str:
-    """Why a program did not pass. `returncode` None: it had to be killed."""
+    """Why a program did not pass, in one printable line. `returncode` None: it had to be killed."""
     if returncode is None:
         return f"time-out after {limits.wall:g} s"
     for line in reversed(lines[1:]):
@@ -280,7 +301,7 @@ def _reason(lines: list[bytes], checks: str, returncode: int | None, limits: Lim
             sources = checks.splitlines()
             place = int(number) if len(number) < 9 else 0
             where = f" (in: {sources[place - 1].strip()[:120]})" if 0 < place <= len(sources) else ""
-            return text[:_REASON] + where
+            return "".join(char if char.isprintable() else " " for char in text[:_REASON] + where)
     ended_by = -returncode if returncode < 0 else returncode - 128
     if ended_by == signal.SIGXCPU:
         return f"time-out after {limits.cpu:g} s of CPU time"

@@ -8,28 +8,36 @@ of the token are links of a chain that C code runs (`map` over `partial` objects
 below the program's. So there is no frame to walk to, no name that leads to the token, and nothing to patch that the
 chain would look up: it goes on to the next link only where the one before it returned. What could still reach it is
 closed by an audit hook, which cannot be removed and ends the process: the garbage collector's lists, frames of other
-threads, tracing (which can jump over lines), other audit hooks, ctypes and native code of the program's own, becoming
-another program. Further processes there are none, by the system-call filter. Builtins are put back before the checks,
-and a thread left running fails the program.
+threads, tracing (which can jump over lines), other audit hooks, becoming another program, and native code other than
+the interpreter's own, of which ctypes and tkinter are refused. A file in /tmp can be mapped as code, and no system-call
+filter tells it from a library, so what loads one is refused by name: SQLite's extensions, and the variables that
+OpenSSL and the C library read. Further processes there are none, by the system-call filter. Builtins and `math` are put
+back before the checks, and a thread that is left running fails the program.
 
 What remains. The checks are run in the program's namespace, as in every published harness, so a program whose results
-override `==`, or that replaces what the checks call (a function of `math`, a name of its own over `abs`), passes. And
-memory errors of CPython, such as bytecode made by hand, would reach the token; no honest mistake does. An honest
-program that sets signal handlers fails, as Python lets only the main thread do so.
+override `==`, or that replaces what the checks call (a function of `random`, a name of its own over `abs`), passes. And
+memory errors of CPython and its libraries (a buffer kept after `readinto`, bytecode made by hand, which `marshal` and
+`code.replace` take and asyncio's import needs) would reach the token; no honest mistake does. From Python 3.13 on the
+hook's variables could be written through its frame, so `workers.sandbox.check` refuses it. An honest program that sets
+signal handlers fails, as Python lets only the main thread do so.
 """
 
 import _thread
 import builtins
+import math
 import os
 import resource
 import sys
 from _collections import deque  # type: ignore[import-not-found]
 from _functools import partial  # type: ignore[import-not-found]
-from _operator import call
+from _operator import call, indexOf, is_, itemgetter
 from _signal import SIG_IGN, SIGINT, signal  # type: ignore[import-not-found]
 from _weakref import ref
+from itertools import compress, repeat
+from time import sleep
 from types import CodeType, ModuleType, TracebackType
 
+NATIVE = ("_ctypes", "_tkinter", "_test", "_xx", "_interp")  # how the interpreter's libraries that are refused begin
 _REASON = 300  # characters
 _STACK = 16 << 20  # bytes; deep recursion in C, as of a regular expression, needs a main thread's stack or more
 
@@ -85,7 +93,8 @@ def start(request: dict, verdict: int, at_end) -> object:
     first = partial(exec, program, names)
     signal(SIGINT, SIG_IGN)  # _thread.interrupt_main would run a handler on top of `main`
     sys.unraisablehook = reporter(verdict)
-    sys.addaudithook(guard(verdict, sys.base_exec_prefix + "/"))
+    sys.settrace, sys.setprofile = unless_none(sys.settrace), unless_none(sys.setprofile)
+    sys.addaudithook(guard(verdict, next(path for path in sys.path if path.endswith("/lib-dynload"))))
     _thread.stack_size(_STACK)
     watched = ref(first, at_end)
     # no frame keeps the token once this has started: `links` takes it out of the request
@@ -93,44 +102,69 @@ def start(request: dict, verdict: int, at_end) -> object:
     return watched
 
 
-def links(first: partial, names: dict, checks: CodeType, request: dict, verdict: int) -> list[partial]:
+def links(first: partial, names: dict, checks: CodeType, request: dict, verdict: int) -> list:
     return [
         first,
-        # raises KeyError unless this is the only thread that was started
-        partial(next, map({1: None}.__getitem__, iter(_thread._count, None))),
-        partial(builtins.__dict__.update, dict(builtins.__dict__)),
+        only_thread(),
+        *(link for space in (names, vars(builtins), vars(math), sys.modules) for link in exact_names(space)),
+        partial(vars(builtins).update, vars(builtins).copy()),
+        partial(vars(math).update, vars(math).copy()),
+        partial(sys.modules.update, {"math": math}),
         partial(names.update, {"__builtins__": builtins}),
         partial(exec, checks, names),
-        partial(next, map({1: None}.__getitem__, iter(_thread._count, None))),
+        only_thread(),
         partial(os.write, verdict, request.pop("token")),
     ]
+
+
+def only_thread() -> partial:
+    """Raises ValueError unless the chain's is the only thread that was started, or becomes so within 0.2 s."""
+    return partial(indexOf, map(call, (_thread._count, partial(sleep, 0.01)) * 20), 1)
+
+
+def exact_names(space: dict) -> list:
+    """Links that drop what has a key of another type than `str`, as that could have an `==` of its own."""
+    items: list = []
+    exact = map(is_, map(type, map(itemgetter(0), items)), repeat(str))
+    return [partial(items.extend, space.items()), space.clear, partial(space.update, compress(items, exact))]
 
 
 def guard(verdict: int, libraries: str):
     """An audit hook that ends the process at what no solution needs and what could reach the token."""
 
     def hook(
-        event: str, arguments: tuple, verdict=verdict, libraries=libraries, write=os.write, leave=os._exit
-    ) -> None:
-        # the defaults of a function that nothing refers to are out of reach, unlike globals
+        event: str, arguments: tuple, verdict=verdict, libraries=libraries, native=NATIVE, write=os.write,
+        leave=os._exit, type=type, str=str, bytes=bytes, variables=(b"OPENSSL_", b"GCONV_PATH", b"LOCPATH", b"LD_"),
+    ) -> None:  # fmt: skip
+        # the defaults of a function that nothing refers to are out of reach, unlike globals and builtins; only what is
+        # of an exact type is safe to look at
         if event == "import":
             name, path = arguments[:2]
-            if type(name) is str:  # only then is it safe to look at
-                last = name.rpartition(".")[2]
-                foreign = path is not None and (type(path) is not str or not path.startswith(libraries) or ".." in path)
-                if not foreign and not last.startswith(("_ctypes", "_test", "_xx", "_interp")):
+            if type(name) is str and (path is None or type(path) is str):
+                last = name.rpartition(".")[2].replace("-", "_")  # as for the name of its function
+                folder, _, file = (libraries, "", "") if path is None else path.rpartition("/")
+                if folder == libraries and not last.startswith(native) and not file.startswith(native):
                     return
                 event = f"import of {last}"
+        elif event == "os.putenv":
+            if type(arguments[0]) is bytes and not arguments[0].startswith(variables):
+                return
         elif event not in (
             "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames",
             "sys._current_exceptions", "sys.settrace", "sys.setprofile", "sys.monitoring.register_callback",
-            "sys.addaudithook", "sys.remote_exec", "os.exec",
+            "sys.addaudithook", "sys.remote_exec", "os.exec", "sqlite3.enable_load_extension",
+            "sqlite3.load_extension",
         ):  # fmt: skip
             return
         write(verdict, f"0 refused: {event}\n".encode(errors="replace"))
         leave(1)
 
     return hook
+
+
+def unless_none(setter):
+    """Setting no tracer, as doctest does, changes nothing here; `setter` would be refused, whatever it sets."""
+    return lambda function: None if function is None else setter(function)
 
 
 def reporter(verdict: int):
@@ -149,7 +183,7 @@ def reporter(verdict: int):
 def reason_line(error: BaseException, trace: TracebackType | None) -> bytes:
     """ "LINE REASON": the line of the checks that failed (0: none of them), and the exception."""
     line = 0
-    if type(error) is KeyError and trace is None:
+    if type(error) is ValueError and trace is None:
         return b"0 left a thread running\n"
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":

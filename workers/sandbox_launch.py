@@ -3,8 +3,9 @@
     python sandbox_launch.py PARENT UID FILTER_FD READABLE[:READABLE...] COMMAND...
 
 Runs in an interpreter of its own, started by `workers.sandbox`. Of files only those under READABLE can be read and
-none can be written (Landlock, Linux 5.13); system calls go through the filter read from FILTER_FD; the process dies
-with PARENT. UID is the user to become, or -1 to remain; root that remains root loses every capability.
+none can be written or truncated (Landlock's third version, Linux 6.2); where it can (Linux 6.12), Landlock also keeps
+signals and abstract sockets inside. System calls go through the filter read from FILTER_FD; the process dies with
+PARENT. UID is the user to become, or -1 to remain; root that remains root loses every capability.
 Exits with one line on standard error if the kernel refuses any of it.
 """
 
@@ -15,7 +16,8 @@ import sys
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SIGKILL = 1, 24, 38, 22, 9
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # by Landlock's version
+_FILE_RIGHTS = {3: (1 << 15) - 1, 5: (1 << 16) - 1}  # by Landlock's version: 3 governs truncation, 5 devices
+_SCOPED, _SCOPES = 6, 3  # the version from which on abstract sockets and signals can be kept inside; both
 _CAPABILITIES = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,9 +63,12 @@ def become(uid: int) -> None:
 def read_only(paths: list[str]) -> None:
     """Nothing of the file system from here on but `paths`, and those to read and execute; /dev/null to write too."""
     version = _checked("Landlock", _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    if version < min(_FILE_RIGHTS):
+        sys.exit(f"Landlock: its version is {version}; {min(_FILE_RIGHTS)} (Linux 6.2) is needed")
     files = _FILE_RIGHTS[max(known for known in _FILE_RIGHTS if known <= version)]
-    ruleset = _Ruleset(files, 0, 0)
-    rules = _checked("Landlock", _libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(8), 0))
+    ruleset = _Ruleset(files, 0, _SCOPES if version >= _SCOPED else 0)  # a kernel takes more than it knows, if zero
+    size = ctypes.c_size_t(ctypes.sizeof(ruleset))
+    rules = _checked("Landlock", _libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
     for path in [*paths, "/dev/null"]:
         if not os.path.exists(path):
             continue

@@ -8,6 +8,7 @@ import ast
 import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from textwrap import dedent
 
 import pytest
@@ -45,18 +46,26 @@ WHOLE_DRESS = {
     **ANY_DRESS,
     "a block with an example first": "Like:\n```\nprint(1)\n```\nSo:\n```python\n{}\n```",
     "a block with an example last": "```python\n{}\n```\nUse it:\n```python\nprint(1)\n```",
+    "prose before": "Here is the function:\n\n{}",
+    "prose after": "{}\n\nThis function doesn't use a loop.\n\nNote: it is short.",
+    "prose around": "Sure, here's one:\n{}\nThis function works.",
+    "tags": "[PYTHON]\n{}\n[/PYTHON]",
+    "prose in the fence": "```python\n{}\n\nThis does it.\n```",
+    "a test block": "```python\n{}\n```\nTests:\n```python\nclass Test:\n    def ENTRY(self):\n        pass\n```",
+    "a second try cut short": "```python\n{}\n```\nAgain:\n```python\ndef ENTRY(x:",
     "a first try": "```python\n{}\n```\nwait\n```python\n{}\n```",
 }
 
 
-def dressed(dress, code):
-    return {name: form.replace("{}", code) for name, form in dress.items()}
+def dressed(dress, code, entry=""):
+    return {name: form.replace("ENTRY", entry).replace("{}", code) for name, form in dress.items()}
 
 
 def windows(code):
     return code.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
+@lru_cache(8)
 def tree(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in the references' patterns
@@ -71,8 +80,10 @@ def humaneval_dresses(row):
     """(dress, what the model said, the program that it should become)."""
     prompt, body, whole = row.columns["prompt"], row.reference, whole_humaneval(row)
     bodies = {**dressed(ANY_DRESS, body.strip("\n")), "Windows line ends": windows(body), "a margin": body.strip()}
+    bodies["prose after"] = f"{body.rstrip()}\n\nThis function doesn't use a loop."
+    bodies["prose after, a margin"] = f"{body.strip()}\n\nThis function doesn't use a loop."
     bodies["no indent"] = dedent(body).strip("\n")
-    wholes = {**dressed(WHOLE_DRESS, whole), "Windows line ends": windows(whole)}
+    wholes = {**dressed(WHOLE_DRESS, whole, row.columns["entry_point"]), "Windows line ends": windows(whole)}
     yield from ((f"body, {name}", text, prompt + body) for name, text in bodies.items())
     yield from ((f"function, {name}", text, f"{prompt}\n{whole}") for name, text in wholes.items())
 
@@ -95,7 +106,10 @@ def undressed_humaneval(rows):
 def undressed_mbpp(rows):
     found = []
     for row in rows:
-        texts = {**dressed(WHOLE_DRESS, row.reference), "Windows line ends": windows(row.reference)}
+        texts = {
+            **dressed(WHOLE_DRESS, row.reference, row.columns["entry"]),
+            "Windows line ends": windows(row.reference),
+        }
         for dress, text in texts.items():
             program = mbpp.program(row, extract(text, row.columns["entry"]))
             if not programs.compiles(program) or tree(program) != tree(mbpp.program(row, row.reference)):
@@ -218,6 +232,74 @@ def test_a_body_loses_no_indent_whichever_it_came_with():
         space: dict = {}
         exec(complete(prompt, body, "f"), space)
         assert space["f"](4) == 8
+
+
+DOCUMENTED = """def f(n):
+    '''Double of n.
+
+    ```python
+    f(2)
+    ```
+    '''
+    return n + n"""
+
+
+@pytest.mark.parametrize("form", ["{}", "```python\n{}\n```", "So:\n```\n{}\n```\nTry:\n```\nprint(f(1))\n```"])
+def test_a_fence_in_a_docstring_does_not_end_the_program(form):
+    assert extract(form.replace("{}", DOCUMENTED), "f") == DOCUMENTED
+    body = DOCUMENTED.partition("\n")[2]
+    if "f(1)" not in form:
+        assert extract(form.replace("{}", body), "f") == body
+
+
+@pytest.mark.parametrize("form", ["{}", "```python\n{}\n```", "{}\n\nThis doubles n."])
+def test_a_body_with_a_helper_of_the_functions_own_name_is_a_body(form):
+    body = "    def f(x):\n        return 2 * x\n    return f(n)"
+    for said in (body, dedent(body)):
+        space: dict = {}
+        exec(complete("def f(n):\n    'Double of n.'\n", extract(form.replace("{}", said), "f"), "f"), space)
+        assert space["f"](4) == 8
+
+
+@pytest.mark.parametrize("future", ["annotations", "(annotations,\n    division)", "annotations; import sys"])
+def test_imports_from_the_future_come_first(future):
+    code = f'"""Of trees."""\nfrom __future__ import {future}\nimport ast\n\ndef f(n: Later):\n    return n + n'
+    space: dict = {}
+    exec(complete("import math\n\ndef f(n):\n    'Double of n.'\n", extract(code, "f"), "f"), space)
+    assert space["f"](4) == 8
+    row = load_task("mbpp", {"path": own("mbpp-sanitized"), "config": "sanitized"}).rows[4]
+    assert programs.compiles(mbpp.program(row, code))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "~",
+        "`",
+        "~~~ ",
+        "```",
+        "```\n",
+        "x ```py\n",
+        "'\n",
+        "def f(\n",
+        "def f():\n",
+        "    \n",
+        " ",
+        "(",
+        "-",
+        "</s> ",
+        "<|",
+        "try:\n x\n",
+    ],
+)
+def test_a_very_long_text_is_read_in_time(piece):
+    text = piece * (100_000 // len(piece))
+    complete("def f(n):\n", extract(text, "f"), "f")
+    extract(f"def f():\n    return 1\n{text}", "f")
+
+
+def test_a_test_too_deep_for_python_calls_nothing():
+    assert programs.called(["-" * 100_000 + "1", "assert f(1)", "f" + "(1)" * 50_000, "a" + ".a" * 50_000]) == {"f"}
 
 
 def test_imports_and_helpers_that_the_model_wrote_are_kept():

@@ -145,7 +145,7 @@ def test_a_wrong_column_is_named_with_what_there_is(task, write):
     row = json.loads(lines(task)[3])
     text = row.pop(TEXT_COLUMN[task])
     path = write(b"\n".join([*lines(task)[:3], json.dumps({**row, "solutoin": text}).encode()]))
-    there = ", ".join([*row, "solutoin"])
+    there = ", ".join(map(ascii, [*row, "solutoin"]))
     assert complaint(task, path) == f"path: {path} line 4: no column {TEXT_COLUMN[task]!r}; it has {there}"
 
 
@@ -156,10 +156,16 @@ def test_a_value_of_the_wrong_type_is_named(task, value, write):
     assert complaint(task, path).startswith(f"path: {path} line 7: {TEXT_COLUMN[task]}: {value!a} is wrong; text ")
 
 
-@pytest.mark.parametrize("tests", ["assert True", [], [1], None])
-def test_mbpp_tests_are_a_list_of_texts(tests, write):
+def test_the_names_of_columns_are_shown_on_one_line(write):
+    path = write(json.dumps({"a\nb": 1, "\x1b[31m": 2, "c" * 99: 3}).encode())
+    there = f"'a\\nb', '\\x1b[31m', '{'c' * 36}..."
+    assert complaint("gsm8k", path) == f"path: {path} line 1: no column 'question'; it has {there}"
+
+
+@pytest.mark.parametrize("tests", ["assert True", [], [1], None, [""], ["assert f()", " \n"], ["assert f( =="], ["\0"]])
+def test_mbpp_tests_are_a_list_of_python_texts(tests, write):
     path = write(changed("mbpp", 2, test_list=tests))
-    expected = f"path: {path} line 2: test_list: {tests!a} is wrong; a list of one test or more expected"
+    expected = f"path: {path} line 2: test_list: {tests!a} is wrong; a list of one Python test or more expected"
     assert complaint("mbpp", path) == expected
 
 
@@ -199,6 +205,19 @@ def test_a_parquet_file_that_is_none_is_named(task, write):
     assert complaint(task, path) == f"path: {path} is not Parquet"
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_damaged_parquet_file_is_one_line_wherever_the_damage_is(task, write, tmp_path):
+    table = tmp_path / "whole.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([json.loads(line) for line in lines(task)]), table)
+    whole = table.read_bytes()
+    for at in range(4, len(whole) - 8, len(whole) // 20):
+        path = write(whole[:at] + b"\xff" * 40 + whole[at + 40 :], "damaged.parquet")
+        try:
+            load_task(task, {"path": str(path)})  # not all damage can be seen
+        except ValueError as error:
+            assert str(error).startswith(f"path: {path} ") and "\n" not in str(error)
+
+
 def test_the_other_config_of_mbpp_is_told_by_its_columns():
-    with pytest.raises(ValueError, match=r"line 1: no column 'text'; it has source_file, task_id, prompt"):
+    with pytest.raises(ValueError, match=r"line 1: no column 'text'; it has 'source_file', 'task_id', 'prompt'"):
         load_task("mbpp", {"path": own("mbpp-sanitized")})

@@ -59,6 +59,26 @@ def test_lm_eval_reads_nothing_in_the_boxed_answer_that_sdar_asks_for(task):
         ("18 in all, put it in \\boxed{}", "18"),
         ("\\boxed{\\frac{36}{2}}", "18"),
         ("\\boxed{\\frac{36}{2}}", "18.0"),
+        ("\\boxed{\\frac12}", "0.5"),
+        ("\\boxed{\\dfrac{36}2}", "18"),
+        ("\\boxed{1\\frac{1}{2}}", "1.5"),
+        ("\\boxed{2 \\frac{1}{4}}", "2.25"),
+        ("\\boxed{-\\frac{1}{2}}", "-0.5"),
+        ("it is $-1\\frac12$.", "-1.5"),
+        ("3-\\frac{1}{2}", "0.5"),
+        ("#### -\\frac{1}{2}", "-0.5"),
+        ("\\boxed{18 = 9 \\cdot 2}", "18"),
+        ("\\boxed{9 \\cdot 2 = 18}", "18"),
+        ("\\boxed{1 000}", "1000"),
+        ("\\boxed{\\text{-}5}", "-5"),
+        ("#### 1 - Eggs\n16 - 4 = 12, so \\boxed{12}", "12"),
+        ("#### 1\\. Eggs\n16 - 4 = 12, so \\boxed{12}", "12"),
+        ("#### 3 people:\n3 * 4 = \\boxed{12}", "12"),
+        ("#### 2 eggs per day calculation\n6 * 2 = \\boxed{12}", "12"),
+        ("#### 1 - Eggs\n#### 12\nQuestion: \\boxed{13}", "12"),
+        ("#### **12**\nso \\boxed{13}", "12"),
+        ("#### $12$ eggs.\nso \\boxed{13}", "12"),
+        ("#### 12 eggs a day\nQuestion: next\n#### 13", "12"),
         ("the range is 5-10", "10"),
         ("it fell to \N{MINUS SIGN}4 degrees", "-4"),
         ("a loss of -$5", "-5"),
@@ -74,6 +94,34 @@ def test_the_final_number_of_a_text(text, gold):
 @pytest.mark.parametrize("text", ["", "no number here", "####", "...", "\\boxed{}"])
 def test_a_text_without_a_number_has_no_answer(text):
     assert final_number(text) is None
+
+
+PIECES = [
+    "#",
+    "#### ",
+    "####5*",
+    "1",
+    "1,11,",
+    "1 ",
+    "1~111",
+    "\\frac{",
+    "\\frac1",
+    "\\text{",
+    "\\boxed{",
+    "{",
+    "}",
+    " ",
+    "=",
+    "a",
+    "-$",
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_very_long_text_is_read_in_time(piece):
+    for text in (piece * (100_000 // len(piece)), f"\\boxed{{{piece * (100_000 // len(piece))} x: y}}"):
+        final_number(text)
+        lm_eval_answers(text)
 
 
 def test_numbers_are_compared_exactly_and_not_as_floats():

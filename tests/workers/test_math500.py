@@ -49,6 +49,23 @@ PAIRS = [
     (r"15\mbox{ cm}^2", "15 cm^2", False, True),
     ("1+3i", r"1+\sqrt{-9}", False, True),
     ("12", "12.", False, True),
+    (r"90^\circ", r"90\degree", False, True),
+    ("5", r"5^{\degree}", True, True),
+    ("1BA_{12}", "1BA", False, True),
+    ("1BA_{12}", "1BB", False, False),
+    ("1BA_{12}", "1BA_{13}", False, False),
+    ("1011001_2", r"1011001_{\text{two}}", False, True),
+    ("1011001_2", r"1011001_{\text{three}}", False, False),
+    ("3+2i", r"3+2\mathrm{i}", False, True),
+    (r"4\frac23", "4 2/3", False, True),
+    (r"\frac{14}{3}", "4 2/3", False, True),
+    (r"4\frac23", "8/3", False, False),
+    (r"\text{(A)}", r"\textbf{(A)}\ 5", False, True),
+    (r"\text{(A)}", r"\text{A. foo}", False, True),
+    (r"\text{(A)}", r"\textbf{(B)}\ 5", False, False),
+    (r"\text{(A)}", r"\text{A circle}", False, False),
+    (r"\emptyset", r"\varnothing", False, True),
+    ("17", "((17))", True, True),
     # what must stay as it is
     ("x=5", "5", True, True),
     ("5", "x=5", True, True),
@@ -107,6 +124,16 @@ HEAVY = [
     "99999999!",
     "2^{1000000000}",
     "\\frac{1}{" * 30 + "2" + "}" * 30,
+    "(a+b+c+d+e+f)^{50}",
+    "\\left[a+b+c+d+e+f\\right]^{130}",
+    "\\frac{x^{2000}-1}{x-1}",
+    "1+" * 50_000 + "1",
+    "5" + " ab^2" * 20_000 + "!",
+    "5" + " ab^2" * 20_000,
+    "x_" * 50_000,
+    "(" * 50_000 + "1" + ")" * 49_999,
+    "1,\\!111" * 15_000,
+    "\\text{1" * 15_000,
 ]
 
 
@@ -115,6 +142,12 @@ def test_an_answer_that_would_take_for_ever_is_compared_as_text(given):
     assert same(given, given.replace("1", " 1 "))
     assert not same("3", given)
     assert not same(given, "3")
+
+
+def test_brackets_thirty_deep_around_one_number_are_taken_off():
+    for left, right in ("()", "{}"):
+        assert same("17", left * 30 + "17" + right * 30)
+        assert not same("17", left * 30 + "18" + right * 30)
 
 
 def test_the_last_box_counts_even_on_one_line(task):

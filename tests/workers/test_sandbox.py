@@ -11,9 +11,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from workers import sandbox, sandbox_child, sandbox_launch
 from workers.sandbox import Limits, SandboxError, check, run_program
 from workers.sandbox_filter import seccomp_filter
 
@@ -100,6 +102,19 @@ def test_the_reason_of_a_failure_is_one_line_that_helps(mode, code, checks, reas
     assert not verdict.passed and reason in verdict.reason and "\n" not in verdict.reason
 
 
+def test_a_reason_is_printable(mode):
+    unclean = "\x1b[2J \r \x0b \0 \x85 \u2028 \u2029 \u202e"
+    raised = run_program(f"raise ValueError({('a' + unclean + 'b')!r})", "", mode)
+    written = run_program(
+        f"import os\nfor fd in range(3, 64):\n    try: os.write(fd, {('0 a' + unclean + 'b').encode()!r} + b'\\n')\n"
+        "    except OSError: pass\nos._exit(0)",
+        "",
+        mode,
+    )
+    for reason in (raised.reason.removeprefix("ValueError: "), written.reason):
+        assert reason.isprintable() and reason.startswith("a") and reason.endswith("b")
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -110,6 +125,19 @@ def test_the_reason_of_a_failure_is_one_line_that_helps(mode, code, checks, reas
         "from collections import namedtuple\nfrom enum import Enum\nfrom typing import NamedTuple, TypeVar\n"
         "T = TypeVar('T')\nA = namedtuple('A', 'x')\nclass B(Enum):\n    X = 1\nclass C(NamedTuple):\n    x: int",
         "import asyncio\nasync def g(): return 1\nassert asyncio.run(g()) == 1",
+        "import asyncio\nasync def g():\n    await asyncio.gather(asyncio.sleep(0), asyncio.to_thread(abs, 1))\n"
+        "    async with asyncio.timeout(9): await asyncio.sleep(0.001)\nasyncio.run(g())",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(0.05,)).start()",
+        "import doctest\ndoctest.testmod()",
+        "import doctest\ndef g():\n    '>>> g()\\n1'\n    return 1\ndoctest.run_docstring_examples(g, globals())\n"
+        "assert doctest.DocTestRunner().run(doctest.DocTestFinder().find(g, 'g', globs={'g': g})[0]) == (0, 1)",
+        "import sys\nsys.settrace(None)\nsys.setprofile(None)",
+        "import fcntl, os, shutil, sys, tempfile, termios\nr, w = os.pipe()\nos.set_inheritable(r, True)\n"
+        "os.set_inheritable(r, False)\nos.set_blocking(r, False)\nos.isatty(r)\nshutil.get_terminal_size()\n"
+        "fcntl.ioctl(r, termios.FIONREAD, bytes(4))\nfcntl.fcntl(r, fcntl.F_GETFL)\nos.dup(r)",
+        "import socket\na, b = socket.socketpair()\na.setblocking(False)\na.send(b'1')\nassert b.recv(9) == b'1'",
+        "import os, sqlite3, ssl, hashlib, locale\nos.environ['X'] = '1'\ndel os.environ['X']\n"
+        "assert sqlite3.connect(':memory:').execute('select 1').fetchone() == (1,)",
         "import threading\nthread = threading.Thread(target=print)\nthread.start()\nthread.join()",
         "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
         "    assert sum(pool.map(abs, range(9))) == 36",
@@ -225,12 +253,43 @@ DEEDS = {
         import importlib.machinery, importlib.util, sys
         loader = importlib.machinery.ExtensionFileLoader('x', '/tmp/evil.so')
         importlib.util.module_from_spec(importlib.util.spec_from_loader('x', loader))""",
+    "imports ctypes by a name that only its function has": """
+        import sys
+        sys.modules['_ctypes'] = native('-ctypes', '_ctypes')
+        import ctypes""",
+    "imports ctypes by a name that lies": """
+        import builtins, sys
+        class Name(str):
+            def rpartition(self, _): return '', '', 'math'
+        kind = type
+        def lie(): builtins.type = lambda _: str
+        try: sys.modules['_ctypes'] = native(Name('_ctypes'), '_ctypes', lie)
+        finally: builtins.type = kind
+        import ctypes""",
+    "loads native code by Tcl": """
+        import tkinter
+        tkinter.Tcl().eval('load /tmp/evil.so')""",
+    "loads native code by OpenSSL": """
+        import os
+        os.environ['OPENSSL_CONF'] = '/tmp/evil.cnf'
+        import ssl, hashlib""",
+    "loads native code by SQLite": "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)",
+    "loads native code by the C library": "import os; os.putenv(b'GCONV_PATH', b'/tmp')",
     "starts an interpreter of its own": "import _xxsubinterpreters",
+    "starts one by a name that only its function has": "native('-xxsubinterpreters', '_xxsubinterpreters').create()",
     "interrupts the main thread": "import _thread; _thread.interrupt_main(); import time; 1 / 0",
     "handles signals": "import signal; signal.signal(signal.SIGXCPU, lambda *_: None)",
 }  # fmt: skip
 
 TOOLS = '''
+def native(name, library, before=bool):
+    import _imp, glob, sys, types
+    path = next(folder for folder in sys.path if folder.endswith("lib-dynload"))
+    origin = glob.glob(path + "/" + library + ".cpython-*.so")[0]
+    spec = types.SimpleNamespace(name=name, origin=origin)
+    before()
+    return _imp.create_dynamic(spec)
+
 def spill(things):
     import os
     for thing in things:
@@ -277,6 +336,81 @@ def deed(name, place):
 def test_a_wrong_program_does_not_pass_because_it(mode, name, place):
     verdict = run_program(deed(name, place), CHECKS, mode)
     assert not verdict.passed and verdict.reason and "time-out" not in verdict.reason, verdict
+
+
+@pytest.mark.parametrize(
+    "name, event",
+    [
+        ("imports ctypes by a name that only its function has", "import of _ctypes"),
+        ("imports ctypes by a name that lies", "import"),
+        ("imports native code under another name", "import of x"),
+        ("loads native code by Tcl", "import of _tkinter"),
+        ("loads native code by OpenSSL", "os.putenv"),
+        ("loads native code by the C library", "os.putenv"),
+        ("starts one by a name that only its function has", "import of _xxsubinterpreters"),
+        ("jumps over lines by a profiler", "sys.setprofile"),
+    ],
+)
+def test_what_loads_code_is_refused_before_it_does(mode, name, event):
+    assert run_program(deed(name, "defined"), CHECKS, mode).reason == f"refused: {event}"
+
+
+@pytest.mark.parametrize("event", ["sqlite3.enable_load_extension", "sqlite3.load_extension", "sys.remote_exec"])
+def test_what_this_python_may_not_have_is_refused_where_it_is(event):
+    written, left = [], []
+    hook = sandbox_child.guard(7, "/usr/lib/python3/lib-dynload")
+    hook(event, (), write=lambda *line: written.append(line), leave=left.append)
+    assert written == [(7, f"0 refused: {event}\n".encode())] and left == [1]
+
+
+def test_native_code_comes_from_the_interpreter_alone(mode):
+    stdlib = os.path.dirname(os.path.realpath(os.__file__))
+    for folder in ("site-packages", "lib-dynload/..", "lib-dynload/deeper", "."):
+        path = f"{stdlib}/{folder}/math.so"
+        code = f"import _imp, types\n_imp.create_dynamic(types.SimpleNamespace(name='math', origin={path!r}))"
+        assert run_program(code, "", mode).reason == "refused: import of math"
+
+
+def test_installed_packages_are_not_in_the_bubblewrap_sandbox(bubblewrap):
+    folders = sandbox._packages(os.path.realpath(sys.base_prefix))
+    code = f"""
+import os
+for folder in {folders}:
+    assert os.listdir(folder) == []
+    try: open(folder + '/a', 'w')
+    except OSError: print('refused')
+"""
+    verdict = run_program(code, "", bubblewrap)
+    assert folders and verdict.passed and verdict.output == "refused\n" * len(folders), verdict
+
+
+NAME = """
+class Name(str):
+    def __hash__(self): return str.__hash__(self)
+    def __eq__(self, other):
+        Name.asked += str.__eq__(self, other)
+        return Name.asked > 1 and str.__eq__(self, other)  # what is stored first gets a key of its own
+Name.asked = 0
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import math\nmath.isclose = lambda *_: True",
+        "import sys\nclass M: isclose = lambda *_: True\nsys.modules['math'] = M",
+        NAME + "globals()[Name('check')] = lambda _: None",
+        NAME
+        + "class Decoy(str):\n    def __hash__(self):\n        if Decoy.on: raise StopIteration\n        return 1\n"
+        "Decoy.on = 0\nglobals()[Decoy()] = 1\nDecoy.on = 1\nglobals()[Name('check')] = lambda _: None",
+        NAME + "import math\ndel math.isclose\nvars(math)[Name('isclose')] = lambda *_: True",
+        NAME + "import builtins\ndel builtins.abs\nvars(builtins)[Name('abs')] = lambda _: 0",
+    ],
+)
+def test_what_the_checks_call_is_itself_when_they_run(mode, code):
+    checks = "def check(f):\n    import math\n    assert abs(f(1) - 2) < 1 or math.isclose(f(1), 2)\ncheck(f)\n"
+    verdict = run_program(code + "\n" + BAD, checks, mode)
+    assert not verdict.passed and verdict.reason.startswith("AssertionError"), verdict
 
 
 @pytest.mark.parametrize(
@@ -350,6 +484,19 @@ def test_output_is_cut_and_what_came_after_does_not_stop_the_program(mode):
         "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
         "import socket\nsocket.socket()",
         "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1')",
+        "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+        "import fcntl, os\nfcntl.fcntl(os.pipe()[0], 10, 9)",  # F_SETSIG
+        "import fcntl, os, struct\nfcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, os.getppid()))",  # F_SETOWN_EX
+        "import fcntl\nfcntl.fcntl(open('/dev/zero'), 1024, 0)",  # F_SETLEASE
+        "import fcntl, os\nfcntl.ioctl(os.pipe()[0], 0x8901, bytes(4))",  # FIOSETOWN
+        "import fcntl, os\nfcntl.ioctl(os.pipe()[0], 0x8902, bytes(4))",  # SIOCSPGRP
+        "import fcntl, os\nfcntl.ioctl(os.open('/usr', os.O_RDONLY), 0x40086602, bytes(8))",  # FS_IOC_SETFLAGS
+        "import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+        "import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
+        "import socket\nsocket.socketpair()[0].connect('\\0a')",
+        "import socket\nsocket.socketpair()[0].bind('\\0a')",
+        "import socket\nsocket.socketpair()[0].listen()",
+        "import socket\nsocket.socketpair()[0].accept()",
         "import os\nos.memfd_create('a')",
         "import os\nos.chmod('/tmp', 0o777)",
     ],
@@ -398,6 +545,39 @@ except OSError as error: print(type(error).__name__)
         secret.read_text() == "kept" and secret.stat().st_mode & 0o777 == 0o666 and os.listdir(tmp_path) == ["secret"]
     )
     assert not any(Path(folder, "left-behind").exists() for folder in ("/usr", "/dev/shm", "/", ROOT))
+
+
+def test_a_file_that_can_be_read_cannot_be_truncated(tmp_path, monkeypatch):
+    if reason := unusable("process"):
+        pytest.skip(reason)
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    kept.chmod(0o666)
+    monkeypatch.setattr(sandbox, "_SYSTEM", (*sandbox._SYSTEM, str(tmp_path)))
+    code = f"import os\nos.open({str(kept)!r}, os.O_RDONLY | os.O_TRUNC)"
+    assert run_program(code, "", "process").reason.startswith("PermissionError: [Errno 13]")
+    assert kept.read_text() == "kept"
+
+
+def test_an_old_landlock_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(sandbox_launch, "_libc", SimpleNamespace(syscall=lambda *_: 2))
+    with pytest.raises(SystemExit, match=r"^Landlock: its version is 2; 3 \(Linux 6.2\) is needed$"):
+        sandbox_launch.read_only([])
+
+
+def test_landlock_alone_keeps_signals_inside_where_it_can():
+    if unusable("process") or sandbox_launch._libc.syscall(444, None, 0, 1) < 6:
+        pytest.skip("Landlock has no scopes here")
+    script = """
+import os
+from workers.sandbox_launch import _libc, read_only
+_libc.prctl(38, 1, 0, 0, 0)
+read_only(['/'])
+os.kill(os.getpid(), 0)
+try: os.kill(os.getppid(), 0)
+except PermissionError: print('kept')
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True).stdout == b"kept\n"
 
 
 def test_the_checks_cannot_be_read_before_they_run(mode):
@@ -507,6 +687,16 @@ def test_a_mode_that_is_unknown_or_cannot_work_is_refused_in_one_line(monkeypatc
         check.__wrapped__("bubblewrap")
 
 
+def test_a_python_that_cannot_contain_is_refused_in_one_line(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "_TOO_NEW", sys.version_info[:2])
+        with pytest.raises(ValueError, match=r"^sandbox: Python 3.\d+ and later cannot contain .* older one$"):
+            check.__wrapped__("process")
+    monkeypatch.setattr(sys, "builtin_module_names", ("sys", "_ctypes"))
+    with pytest.raises(ValueError, match=r"^sandbox: this Python has _ctypes built in and cannot contain .*$"):
+        check.__wrapped__("process")
+
+
 def test_a_sandbox_that_does_not_start_is_an_error_and_no_verdict(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
@@ -518,11 +708,11 @@ def test_a_sandbox_that_does_not_start_is_an_error_and_no_verdict(monkeypatch, t
         check.__wrapped__("bubblewrap")
 
 
-def filtered(machine, number, argument=0, arch=None):
+def filtered(machine, number, *arguments, arch=None):
     """What the filter returns for a system call, by an interpreter of the few instructions it has."""
     arch = arch or {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     data, lines = (
-        struct.pack("IIQQ", number, arch, 0, argument),
+        struct.pack("IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments))),
         list(struct.iter_unpack("HBBI", seccomp_filter(machine))),
     )
     at, held = 0, 0
@@ -538,6 +728,14 @@ def filtered(machine, number, argument=0, arch=None):
             at += if_true if holds else if_false
 
 
+# shmget, shmat, shmctl, msgget, msgsnd, msgrcv, msgctl, semget, semop, semctl, semtimedop, mq_open, mq_unlink
+SHARED = {
+    "x86_64": (29, 30, 31, 68, 69, 70, 71, 64, 65, 66, 220, 240, 241),
+    "aarch64": (194, 196, 195, 186, 189, 188, 187, 190, 193, 191, 192, 180, 181),
+}
+JUDGED = {"x86_64": (72, 16, 53), "aarch64": (25, 29, 199)}  # fcntl, ioctl, socketpair
+
+
 @pytest.mark.parametrize(
     "machine, read, clone, fork, socket_number, prctl, prlimit",
     [("x86_64", 0, 56, 57, 41, 157, 302), ("aarch64", 63, 220, 0x40000039, 198, 167, 261)],
@@ -549,6 +747,17 @@ def test_the_filter_lets_threads_through_and_no_process(machine, read, clone, fo
     assert filtered(machine, 435) == 0x00050026  # clone3: "no such system call"
     assert filtered(machine, prctl, 15) == allowed and filtered(machine, prctl, 1) == refused
     assert filtered(machine, prlimit, 0) == allowed and filtered(machine, prlimit, 7) == refused
+    for number in SHARED[machine]:
+        assert filtered(machine, number) == refused
+    fcntl, ioctl, pair = JUDGED[machine]
+    assert {filtered(machine, fcntl, 5, command) for command in (0, 1, 2, 3, 4, 6, 9, 1030, 1031)} == {allowed}
+    assert {filtered(machine, fcntl, 5, command) for command in (8, 10, 15, (1 << 32) + 8)} == {refused}
+    ioctls = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
+    assert {filtered(machine, ioctl, 5, command) for command in ioctls} == {allowed}
+    ioctls = (0, 0x5412, 0x8901, 0x8902, 0x40086602, (1 << 32) + 0x5412)
+    assert {filtered(machine, ioctl, 5, command) for command in ioctls} == {refused}
+    assert filtered(machine, pair, 1, 1) == filtered(machine, pair, 1, 0x80801) == allowed
+    assert filtered(machine, pair, 1, 2) == filtered(machine, pair, 1, 5) == filtered(machine, pair, 30, 1) == refused
     assert filtered(machine, read, arch=0x40000003) == 0x80000000  # a call by another machine's numbers kills
     with pytest.raises(ValueError, match="not riscv64"):
         seccomp_filter("riscv64")

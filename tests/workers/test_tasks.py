@@ -63,7 +63,7 @@ def test_a_currency_sign_is_no_part_of_an_answer():
         ({"path": "nowhere.jsonl"}, "no file nowhere.jsonl"),
         ({"path": 3}, "path: 3 is the wrong type; str or null expected"),
         ({"task": "arith", "size": None}, "size: None is the wrong type; int expected"),
-        ({"path": own("gsm8k"), "shots": -1, "shots_path": own("gsm8k")}, "^shots: -1; from 0 to 10, the examples"),
+        ({"path": own("gsm8k"), "shots": -1, "shots_path": own("gsm8k")}, "^shots: -1; 0 or more expected"),
         ({"path": own("gsm8k"), "shots": 11, "shots_path": own("gsm8k")}, "^shots: 11; from 0 to 10, the examples"),
         ({"path": own("gsm8k"), "shots": 1, "shots_path": own("gsm8k")}, "^shots: the example 'A baker .* too; take"),
         ({"path": own("gsm8k"), "shots": 1, "shots_path": "nowhere.gz"}, "^shots_path: no file nowhere.gz"),
@@ -74,8 +74,18 @@ def test_a_currency_sign_is_no_part_of_an_answer():
         ({"task": "mbpp", "config": "sanitised"}, "^config: 'sanitised'; 'full' or 'sanitized' expected"),
         (
             {"task": "mbpp", "path": own("mbpp"), "split": "tset"},
-            r"^path: .*mbpp.jsonl has no rows of the split 'tset'",
+            r"^split: 'tset'; prompt, test, validation, train, or several as in 'train\+test', expected",
         ),
+        ({"task": "mbpp", "path": own("mbpp"), "split": "test+tset"}, r"^split: 'test\+tset'; prompt, test, val"),
+        (
+            {"task": "mbpp", "path": own("mbpp"), "split": "train"},
+            r"^path: .*mbpp.jsonl has no rows of the split 'train'",
+        ),
+        ({"task": "mbpp", "shots": -1}, "^shots: -1; 0 or more expected"),
+        ({"shots": -1}, "^shots: -1; 0 or more expected"),  # and the hub was not asked for its rows
+        ({"path": own("gsm8k"), "split": ""}, "^split: ''; a name such as 'test' expected"),
+        ({"split": " "}, "^split: ' '; a name such as 'test' expected"),
+        ({"path": "x" * 300}, "^path: x+ cannot be read: File name too long$"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):

@@ -9,14 +9,19 @@ from fractions import Fraction
 # Thousands as LaTeX sets them apart: 9{,}500, 10,\!080, 1\,000\,000.
 _GAP = r"(?:\{,\}(?:\\!)?|,\\!\s?|\\[!,;: ]|~)"
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)")
-_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+# \frac{1}{2}, \frac12, 1\frac{1}{2}, -\frac{1}{2}. Its numbers are bounded: what is longer is no answer.
+_FRACTION = re.compile(
+    r"((?<![\w)\]}])-)?(?:(?<![\d.,/^_])(\d{1,9}) ?)?\\[dt]?frac ?(?:\{(-?\d{1,15})\}|(\d)) ?(?:\{(\d{1,15})\}|(\d))"
+)
 # A minus is one only where nothing stands before it to be subtracted from. Indian grouping (1,00,000) is a number too.
 _NUMBER = re.compile(
-    r"(?:(?<![\w)\]}])-)?\$?(?:(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+|/\d+)?|\.\d+)",
+    r"(?:(?<![\w)\]}])-)?\$?(?:(?:\d{1,3}(?:,\d{2,3}){0,9},\d{3}(?!\d)|\d+)(?:\.\d+|/\d+)?|\.\d+)",
 )
 _MARKED = re.compile(
     rf"####[ \t*$\\({{=`]*({_NUMBER.pattern})(?!\d|,\d|[.):][ \t]+[^\W\d])"
 )  # no heading: `#### 1. First`
+# Where there is a box too, the number ends its line, but for a unit: `#### 1 - Eggs` and `#### 2 people:` are headings.
+_MARKED_LINE = re.compile(_MARKED.pattern + r"(?:[*$)}\]%`]{0,4}[ \t]+[^\W\d]\w*)?[^\w\n:]*$", re.MULTILINE)
 _TOKENS = re.compile(r"\\[{}]|(?P<box>\\(?:boxed|fbox)\s*\{)|[{}]")
 
 
@@ -39,17 +44,24 @@ def last_box(text: str) -> str | None:
 def final_number(text: str) -> str | None:
     """The answer a text gives: right after the first `####`, else in the last box, else its last number."""
     plain = _plain(text)
-    if marked := _MARKED.search(plain):
-        return _digits(marked[1])
     box = last_box(plain)
-    numbers = find_numbers(re.sub(r"\\(?:text|mbox|mathrm)\{[^{}]*\}|\^\{?\d", " ", box)) if box else []
-    numbers = numbers or (find_numbers(box) if box else []) or find_numbers(plain)
+    if marked := (_MARKED_LINE if box else _MARKED).search(plain):
+        return _digits(marked[1])
+    numbers = (_in_box(box) if box else []) or find_numbers(plain)
     return numbers[-1] if numbers else None
 
 
 def find_numbers(text: str) -> list[str]:
     """The numbers in a text, without currency signs and thousands separators (also LaTeX's)."""
     return [_digits(match[0]) for match in _NUMBER.finditer(_plain(text))]
+
+
+def _in_box(box: str) -> list[str]:
+    """A box's numbers, those of a unit apart; of an equation the side that is one number, `18 = 9 \\cdot 2`."""
+    box = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", box)  # 1 000
+    bare = re.sub(r"\\(?:text|mbox|mathrm)\{[^{}]*\}|\^\{?\d", " ", box)
+    sides = [find_numbers(side) for side in reversed(bare.split("="))]
+    return next((side for side in sides if len(side) == 1), []) or find_numbers(bare) or find_numbers(box)
 
 
 def join_thousands(text: str) -> str:
@@ -79,7 +91,13 @@ def lm_eval_plain(answer: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return _FRACTION.sub(r" \1/\2 ", join_thousands(text.replace("\\$", "$").replace("\N{MINUS SIGN}", "-")))
+    text = text.replace("\\$", "$").replace("\N{MINUS SIGN}", "-").replace("\\text{-}", "-")
+    return _FRACTION.sub(_fraction, join_thousands(text))
+
+
+def _fraction(match: re.Match) -> str:
+    bottom = match[5] or match[6]
+    return f" {match[1] or ''}{int(match[2] or 0) * int(bottom) + int(match[3] or match[4])}/{bottom} "
 
 
 def _digits(number: str) -> str:

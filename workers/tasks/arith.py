@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from workers.tasks import Row, Score
 from workers.tasks.answers import final_number, same_number
 
-SCORER = "number-2"
+SCORER = "number-3"
 NAMES = ["Mia", "Tom", "Ana", "Leo", "Zoe", "Max", "Eva", "Sam", "Ida", "Ben", "Lea", "Jon"]
 ITEMS = ["apples", "books", "coins", "cards", "shells", "stones", "pens", "cakes", "stamps", "balls", "eggs", "keys"]
 VERBS = {

@@ -49,6 +49,8 @@ def load(source: Source, columns: Mapping[str, Kind], unique: str | None = None)
 
     Raises ValueError, in one line, for anything else.
     """
+    if not source.split.strip():
+        raise ValueError(f"split: {source.split!r}; a name such as 'test' expected")
     records, seen = [], dict[Any, str]()
     for where, record in _local(source) if source.path else _hub(source):
         _check(where, record, columns)
@@ -63,9 +65,15 @@ def load(source: Source, columns: Mapping[str, Kind], unique: str | None = None)
     return records
 
 
+def check_shots(shots: int) -> None:
+    """Raise ValueError on a number of examples that cannot be, before anything is loaded."""
+    if shots < 0:
+        raise ValueError(f"shots: {shots}; 0 or more expected")
+
+
 def examples(shots: int, pool: Sequence[Record], evaluated: Sequence[Record], question: str) -> list[Record]:
     """The first `shots` records of `pool`. Raises ValueError if there are fewer, or if one is to be evaluated."""
-    if not 0 <= shots <= len(pool):
+    if shots > len(pool):
         raise ValueError(f"shots: {shots}; from 0 to {len(pool)}, the examples that there are, expected")
     asked = {record[question] for record in evaluated}
     for record in pool[:shots]:
@@ -79,7 +87,7 @@ def _check(where: str, record: Any, columns: Mapping[str, Kind]) -> None:
         raise ValueError(f"{where}: {_short(record)} is no row; a JSON object with {', '.join(columns)} expected")
     for column, (expected, fits) in columns.items():
         if column not in record:
-            raise ValueError(f"{where}: no column {column!r}; it has {', '.join(map(str, record)) or 'none'}")
+            raise ValueError(f"{where}: no column {column!r}; it has {', '.join(map(_short, record)) or 'none'}")
         if not fits(record[column]):
             raise ValueError(f"{where}: {column}: {_short(record[column])} is wrong; {expected} expected")
 
@@ -89,15 +97,19 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _local(source: Source) -> Iterator[tuple[str, Any]]:
     assert source.path
     path = Path(source.path)
-    if not path.is_file():
-        raise ValueError(f"{source.key}: no file {path}; JSON lines (plain or .gz) or Parquet expected")
     try:
+        if not path.is_file():
+            raise ValueError(f"{source.key}: no file {path}; JSON lines (plain or .gz) or Parquet expected")
         yield from _parquet(source.key, path) if path.suffix == ".parquet" else _lines(source.key, path)
     except OSError as error:
-        raise ValueError(f"{source.key}: {path} cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"{source.key}: {path} cannot be read: {error.strerror or _reason(error)}") from None
 
 
 def _lines(key: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -121,11 +133,11 @@ def _parse(where: str, line: bytes) -> Any:
 
 
 def _parquet(key: str, path: Path) -> Iterator[tuple[str, Any]]:
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowException, parquet
 
     try:
         records = parquet.read_table(path).to_pylist()
-    except ArrowInvalid:
+    except (ArrowException, UnicodeDecodeError):
         raise ValueError(f"{key}: {path} is not Parquet") from None
     yield from ((f"{key}: {path} row {number}", record) for number, record in enumerate(records, start=1))
 
@@ -136,6 +148,7 @@ def _hub(source: Source) -> Iterator[tuple[str, Any]]:
     try:
         records = list(load_dataset(source.hub, source.config, split=source.split, revision=source.revision))
     except Exception as error:  # the hub, the network and the cache each raise their own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"hub: cannot load {source.hub} ({reason}); a local file goes in {source.key}=FILE") from None
+        raise ValueError(
+            f"hub: cannot load {source.hub} ({_reason(error)}); a local file goes in {source.key}=FILE"
+        ) from None
     yield from ((f"hub: {source.hub} {source.split} row {number}", record) for number, record in enumerate(records, 1))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from workers.tasks import Row, Score
 from workers.tasks.answers import final_number, lm_eval_answers, lm_eval_plain, same_number
-from workers.tasks.data import TEXT, Source, examples, load
+from workers.tasks.data import TEXT, Source, check_shots, examples, load
 
-SCORER = "gsm8k-2"
+SCORER = "gsm8k-3"
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 ANSWER = ("text with a number", lambda value: TEXT[1](value) and final_number(value) is not None)
 COLUMNS = {"question": TEXT, "answer": ANSWER}
@@ -29,6 +29,7 @@ def rows(
 
     Ids name the split, of a file the one it is said to be: a drafter may be trained on row 0 of one split only.
     """
+    check_shots(shots)
     source = Source(path, hub, config, split, revision)
     records = load(source, COLUMNS)
     train = replace(source, path=shots_path, split="train", key="shots_path")

@@ -7,7 +7,7 @@ from workers.tasks import Canary, Row, Score
 from workers.tasks.data import TEXT, Source, load
 from workers.tasks.programs import Sandbox, complete, extract, judge
 
-SCORER = "humaneval-1"
+SCORER = "humaneval-2"
 INSTRUCTION = (
     "Read the following function signature and docstring, and fully implement the function described. "
     "Your response should only contain the code for this function.\n"

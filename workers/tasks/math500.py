@@ -9,7 +9,7 @@ from workers.tasks.data import TEXT, Source, load
 from workers.tasks.gsm8k import INSTRUCTION
 from workers.tasks.maths import same
 
-SCORER = "math500-1"
+SCORER = "math500-2"
 HALF = Row("canary", "What is 2 divided by 4?" + INSTRUCTION, "\\frac{1}{2}")
 CANARIES = (Canary(HALF, "It is \\boxed{0.5}.", True), Canary(HALF, "It is \\boxed{\\frac{2}{1}}.", False))
 COLUMNS = {"unique_id": TEXT, "problem": TEXT, "answer": TEXT}

@@ -21,13 +21,29 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns whenever it
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf|operatorname)"
 _WRAPPED = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align(?:ed)?|gather(?:ed)?|equation)\*?\}")
-_BASE = re.compile(r"([\dA-Z]+)_\{?(\d+)\}?")
+_BASE = re.compile(r"([\dA-Z]+)_\{*(\d+|[a-z]+)\}*")
+_BASES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_CHOICE = re.compile(r"[\s(]*([A-Za-z])[).:]")  # (A) 5, A. foo
+_BRACKETED = re.compile(r"([({]*)([^(){}\[\],]*)([)}]*)")
+_MIXED = re.compile(r"(?<![\d.])(\d{1,9}) {1,9}(\d{1,9})/(\d{1,9})(?!\d)")
+_SPELLINGS = {
+    "\\displaystyle": "",
+    "\\left": "",
+    "\\right": "",
+    "^\\degree": "^\\circ",
+    "^{\\degree}": "^\\circ",
+    "\\degree": "^\\circ",
+    "\\varnothing": "\\emptyset",
+    "\\mathrm{i}": " i",
+}
 _UNIT = re.compile(r"(.*[\d)}])\s*?((?:\s*(?<![A-Za-z])[A-Za-z]{2,}\.?(?:\^\{?[23]\}?)?)+)")
 _NO_UNIT = re.compile(
     r"\b(?:pi|sqrt|or|and|to|in|union|mod|sin|cos|tan|log|ln|exp|dozen|hundred|thousand|(?:m|b|tr)illion)\b"
 )
+LONGEST = 200  # characters; the longest reference has 53
 DEEPEST = 8  # brackets in brackets; a fraction fourteen deep takes 3 s to parse, thirty deep for ever
-_TOWER = re.compile(r"\d\^[-(]*\d+\^[-(]*\d|\^[-(]*\d{5}|\d{5}!|!!")  # 9^{9^9}: sympy would work it out
+# 9^{9^9}, (a+b+c)^{50}, x^{2000}: sympy would work them out.
+_TOWER = re.compile(r"\d\^[-(]*\d+\^[-(]*\d|\^[-(]*\d{5}|[A-Za-z]\^[-(]*\d{3}|[)\]]\^[-(]*(?:[2-9]\d|\d{3})|\d{5}!|!!")
 
 
 def same(gold: str, given: str) -> bool:
@@ -36,11 +52,14 @@ def same(gold: str, given: str) -> bool:
     if _compact(gold) == _compact(given):
         return True
     if _is_words(gold):
-        return _words(gold) == _words(given)
-    given = _without_unit(gold, given)
-    if _other_base(gold, given) or _order(gold) * _order(given) < 0:
-        return False
+        return _words(gold) in (_words(given), _choice(given))
     if _is_heavy(gold) or _is_heavy(given):
+        return False
+    given = _without_unit(gold, given)
+    there, here = _based(gold), _based(given)
+    if here or (there and there[0] == _compact(given)):  # a number without a base is in that which the question names
+        return not here or here == there
+    if _order(gold) * _order(given) < 0:
         return False
     try:
         return verified(read(gold), read(given))
@@ -52,8 +71,12 @@ def same(gold: str, given: str) -> bool:
 
 
 def _clean(text: str) -> str:
-    text = _ENVIRONMENT.sub("", text).replace("\\left", "").replace("\\right", "").replace("\\displaystyle", "")
-    return join_thousands(text).lstrip(" \n\t$&").rstrip(" \n\t$&.,;\\")
+    text = _ENVIRONMENT.sub("", text)
+    for spelling, other in _SPELLINGS.items():
+        text = text.replace(spelling, other)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", join_thousands(text).lstrip(" \n\t$&").rstrip(" \n\t$&.,;\\"))
+    bracketed = _BRACKETED.fullmatch(text)
+    return bracketed[2] if bracketed and len(bracketed[1]) == len(bracketed[3]) else text
 
 
 def _compact(text: str) -> str:
@@ -70,6 +93,12 @@ def _words(text: str) -> str:
     return re.sub(r"[\s().,'$\\]+", " ", _WRAPPED.sub(r"\1", text)).strip().casefold()
 
 
+def _choice(text: str) -> str | None:
+    """The letter that stands before a choice, and may be all of the reference."""
+    found = _CHOICE.match(_WRAPPED.sub(r"\1", text))
+    return found[1].casefold() if found else None
+
+
 def _without_unit(gold: str, given: str) -> str:
     """`1234 dollars` is 1234 where the reference has no letters that `dollars` might multiply."""
     found = _UNIT.fullmatch(given)
@@ -77,14 +106,18 @@ def _without_unit(gold: str, given: str) -> str:
     return found[1] if found and not letters and not _NO_UNIT.search(found[2].lower()) else given
 
 
-def _other_base(gold: str, given: str) -> bool:
-    """math-verify drops subscripts. A number without one is in the reference's base, which the question names."""
-    there, here = _BASE.fullmatch(_compact(gold)), _BASE.fullmatch(_compact(given))
-    return bool(here and (not there or here.groups() != there.groups()))
+def _based(text: str) -> tuple[str, int] | None:
+    """The digits and the base of a number with a subscript; math-verify drops those."""
+    found = _BASE.fullmatch(_compact(_WRAPPED.sub(r"\1", text)))
+    if not found or not (found[2].isdecimal() or found[2] in _BASES):
+        return None
+    return found[1], int(found[2]) if found[2].isdecimal() else _BASES.index(found[2])
 
 
 def _is_heavy(text: str) -> bool:
     """Whether working an answer out, or only parsing it, would take more than seconds: then it is compared as text."""
+    if len(text) > LONGEST:
+        return True
     depth = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
     return depth > DEEPEST or bool(_TOWER.search(re.sub(r"[{}]", "", _compact(text))))
 

@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Literal
 
 from workers.tasks import Canary, Row, Score
-from workers.tasks.data import MAYBE_TEXT, TEXT, TEXTS, WHOLE, Record, Source, examples, load
-from workers.tasks.programs import Sandbox, called, defines, extract, judge
+from workers.tasks.data import MAYBE_TEXT, TEXT, TEXTS, WHOLE, Record, Source, check_shots, examples, load
+from workers.tasks.programs import Sandbox, called, compiles, defines, extract, hoisted, judge
 
-SCORER = "mbpp-1"
+SCORER = "mbpp-2"
 TASK = "You are an expert Python programmer, and here is your task:"
 FORMAT = " You should submit your final solution in the following format: ```python\n\n```"
-TESTS = ("a list of one test or more", lambda value: TEXTS[1](value) and bool(value))
+TESTS = (
+    "a list of one Python test or more",
+    lambda value: TEXTS[1](value) and bool(value) and all(test.strip() and compiles(test) for test in value),
+)
 COLUMNS = {
     "full": {"task_id": WHOLE, "text": TEXT, "code": TEXT, "test_list": TESTS, "test_setup_code": MAYBE_TEXT},
     "sanitized": {"task_id": WHOLE, "prompt": TEXT, "code": TEXT, "test_list": TESTS, "test_imports": TEXTS},
@@ -46,6 +49,10 @@ def rows(
     MBPP's own files hold all splits: of a file, the rows whose ids are another split's are left out. Examples are the
     prompt split's from id 2 on, as in the paper.
     """
+    check_shots(shots)
+    names = split.split("+")
+    if path and not SPLITS.keys() >= set(names):
+        raise ValueError(f"split: {split!r}; {', '.join(SPLITS)}, or several as in 'train+test', expected")
     source = Source(path, hub, config, split, revision)
     records = _records(source)
     pool = _records(replace(source, path=shots_path, split="prompt", key="shots_path")) if shots else []
@@ -60,7 +67,7 @@ def score(row: Row, text: str, sandbox: Sandbox = "bubblewrap") -> Score:
 
 
 def program(row: Row, code: str) -> str:
-    return f"{row.columns['imports']}\n{code}\n"
+    return hoisted(f"{row.columns['imports']}\n{code}\n")
 
 
 def tests(row: Row) -> str:
