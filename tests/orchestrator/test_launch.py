@@ -235,7 +235,7 @@ def test_a_scorer_that_misjudges_a_canary_stops_a_sweep_before_anything_is_loade
 ):
     broken = Fakes(task=FakeTask("fake", canaries=canaries, **task))
     assert run("run", "quickstart", *INLINE, fakes=broken) == 2
-    assert f"error: configs/task/arith.yaml: task.arith: canary c0: {said}" in capsys.readouterr().err
+    assert f"error: configs/task/arith.yaml: task.arith: its canary: {said}" in capsys.readouterr().err
     assert broken.loads == []
     assert list(tmp_path.iterdir()) == []
     assert run("plan", "quickstart", *INLINE, fakes=broken) == 0
