@@ -1,7 +1,7 @@
 """spot-auto beside SPOT at fixed budgets: is its throughput that of the best of them, on this machine?
 
-    python benchmarks/spot_auto.py                         # 40 prompts of arith, budgets 1 to 20, T = 0 and 1
-    python benchmarks/spot_auto.py limit=10 temperatures=[0]
+    python benchmarks/spot_auto.py                         # 40 prompts of arith, budgets 1 to 20, T = 0
+    python benchmarks/spot_auto.py limit=16 temperatures=[0,1]
 
 Prints, and writes to benchmarks/results/spot-auto.md, the measured pass-cost curve, the time of every budget, and the
 paired ratio of spot-auto to the best fixed one with a bootstrap interval over prompts. The methods decode each prompt
