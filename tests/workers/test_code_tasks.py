@@ -401,6 +401,16 @@ def test_all_mbpp_references_pass(config, bubblewrap):
     assert failing(task, reference) <= EXCEPTIONS.keys()
 
 
+@pytest.mark.parametrize(("name", "path"), [("humaneval", "humaneval/test.jsonl"), ("mbpp", "mbpp/full-test.jsonl")])
+def test_a_sample_of_references_passes_in_process_mode_too(name, path):
+    try:
+        sandbox.check("process")
+    except ValueError as error:
+        pytest.skip(str(error))
+    task = load_task(name, {"path": real(path), "sandbox": "process"})
+    assert failing(task, reference, task.rows[::12]) <= EXCEPTIONS.keys()
+
+
 def test_stubs_that_return_none_pass_nothing(bubblewrap):
     """A sample without MBPP 77 and 221, whose tests want just that (scoring_facts.md §4)."""
     for name, path in (("humaneval", "humaneval/test.jsonl"), ("mbpp", "mbpp/full-test.jsonl")):

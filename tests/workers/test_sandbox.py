@@ -1,6 +1,5 @@
 """Model-written programs are judged by their checks alone, and harm nothing, whatever they do."""
 
-import json
 import os
 import signal
 import socket
@@ -20,7 +19,6 @@ from workers.sandbox import Limits, SandboxError, check, run_program
 from workers.sandbox_filter import seccomp_filter
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SPOT_DATA", ROOT.parent / "shared" / "data"))
 CHECKS = "assert f(1) == 2\nassert f(2) == 3\n"
 GOOD = "def f(x):\n    return x + 1\n"
 BAD = "def f(x):\n    return 0\n"
@@ -761,24 +759,3 @@ def test_the_filter_lets_threads_through_and_no_process(machine, read, clone, fo
     assert filtered(machine, read, arch=0x40000003) == 0x80000000  # a call by another machine's numbers kills
     with pytest.raises(ValueError, match="not riscv64"):
         seccomp_filter("riscv64")
-
-
-def rows(name):
-    if not (DATA / name).exists():
-        pytest.skip(f"no {name} in SPOT_DATA or ../shared/data")
-    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
-
-
-def references():
-    for row in rows("humaneval/test.jsonl"):
-        yield row["task_id"], row["prompt"] + row["canonical_solution"], f"{row['test']}\ncheck({row['entry_point']})\n"
-    for row in rows("mbpp/full.jsonl"):
-        yield f"MBPP/{row['task_id']}", row["code"], "\n".join([row["test_setup_code"], *row["test_list"]])
-
-
-def test_conformance_a_sample_passes_in_process_mode_too():
-    if reason := unusable("process"):
-        pytest.skip(reason)
-    programs = list(references())[::12]
-    verdicts = [run_program(code, checks, "process") for _, code, checks in programs]
-    assert all(verdict.passed for verdict in verdicts)
