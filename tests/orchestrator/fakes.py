@@ -136,6 +136,8 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
 class FakeWorker:
     """Decodes nothing. A record is a function of the cell and the row."""
 
+    passes = 0
+
     def __init__(self, fakes: Fakes) -> None:
         self._fakes = fakes
 
