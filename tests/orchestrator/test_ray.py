@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 def one_ray():
     """A Ray for all tests of this file, which none of them ends. Its two GPUs are a word: nothing here uses one."""
     here = {"num_cpus": 5, "num_gpus": 2, "include_dashboard": False, "log_to_driver": False}
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
     ray.init(address="local", object_store_memory=OBJECT_STORE_BYTES, logging_level="ERROR", **here)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "shutdown", lambda: None)
