@@ -300,7 +300,7 @@ def check_room(config: Config, source: Source) -> int:
         need = 1
     else:
         if workers.address is not None:
-            _reach(workers, source)
+            reach(workers, source)
         need = wanted_workers(workers) or 1
     gpus, cores = _room(workers)
     place = f"the cluster at {workers.address}" if workers.address else "this machine"
@@ -312,7 +312,7 @@ def check_room(config: Config, source: Source) -> int:
     return need
 
 
-def _reach(workers: Workers, source: Source) -> None:
+def reach(workers: Workers, source: Source) -> None:
     """Connect to the cluster. Ray takes minutes over an address where nobody listens, so that is tried first."""
     host, _, port = str(workers.address).removeprefix("ray://").rpartition(":")
     try:
