@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from orchestrator.config import Config, described
@@ -58,7 +59,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """`v3-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
-        text = json.dumps({name: getattr(self, name) for name in _FIELDS}, sort_keys=True, separators=(",", ":"))
+        text = _CANONICAL.encode(dict(zip(_FIELDS, _values(self), strict=True)))
         return f"v{KEY_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
     @property
@@ -72,7 +73,7 @@ class Cell:
         """Draft-free?"""
         return self.method == CONTROL.method
 
-    @property
+    @cached_property
     def group(self) -> "Group":
         """The cells that decode the same prompts with the same noise: one control and its methods."""
         return Group(self.model, self.task, self.temperature, self.seed)
@@ -88,10 +89,11 @@ class Cell:
 
 
 _FIELDS = tuple(field.name for field in fields(Cell))
+_values = attrgetter(*_FIELDS)
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """What the cells of one sample task share, besides the decode settings that all cells of a model share."""
 
     model: str
@@ -148,9 +150,9 @@ def points(config: Config) -> tuple[list[Point], tuple[str, ...]]:
     factors = sorted(zipped + alone, key=lambda axes: _ORDER.index(axes[0]))
     values = [_distinct(axes, _steps(config, axes), notes) for axes in factors]
     flat = [axis for axes in factors for axis in axes]
-    places = [flat.index(axis) for axis in _ORDER]
-    product = (list(itertools.chain(*steps)) for steps in itertools.product(*values))
-    found = [Point(*(combination[place] for place in places)) for combination in product]
+    in_order = itemgetter(*(flat.index(axis) for axis in _ORDER))
+    product = itertools.product(*values)
+    found = [Point._make(in_order(tuple(itertools.chain(*steps)))) for steps in product]
     for entry in config.exclude:
         wanted = [(_ORDER.index(axis), set(values)) for axis, values in described(entry).items()]
         kept = [point for point in found if any(point[place] not in values for place, values in wanted)]
@@ -170,32 +172,34 @@ def _steps(config: Config, axes: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def expand(
     config: Config,
+    combinations: Sequence[Point],
     models: Mapping[str, ModelSpec],
     tasks: Mapping[str, DataSet],
     drafters: Mapping[tuple[str, str], DrafterSpec],
 ) -> Grid:
     """The cells of the points; budget 0 of any drafter is the control. `drafters` are by (model, name)."""
-    found, notes = points(config)
     groups: dict[Group, dict[tuple[str, int], None]] = {}
-    for point in found:
+    for point in combinations:
         methods = groups.setdefault(point.group, {})
         if point.budget:
             methods[point.drafter, point.budget] = None
-    seeds = _one_seed(config, groups, tasks)
+    notes = _one_seed(config, groups, tasks)
     cells: list[Cell] = []
     rows: dict[Group, tuple[str, ...]] = {}
     chosen: dict[tuple[str, int], tuple[str, ...]] = {}
+    options = {pair: _frozen(drafter.options) for pair, drafter in drafters.items()}
     for group, methods in groups.items():
         which = (group.task, group.seed)
         if which not in chosen:
             chosen[which] = choose_rows(tasks[group.task].rows, group.seed, config.limit, config.shuffle)
         rows[group] = chosen[which]
         decode = decode_spec(config, models[group.model], group.temperature, group.seed)
-        specs = [(CONTROL, 0), *((drafters[group.model, name], budget) for name, budget in methods)]
-        cells += [
-            _cell(models[group.model], tasks[group.task], drafter, budget, group, decode) for drafter, budget in specs
-        ]
-    return Grid(tuple(cells), rows, (*notes, *seeds))
+        model, data = models[group.model], tasks[group.task]
+        cells.append(_cell(model, data, CONTROL, (), 0, group, decode))
+        for name, budget in methods:
+            drafter, frozen = drafters[group.model, name], options[group.model, name]
+            cells.append(_cell(model, data, drafter, frozen, budget, group, decode))
+    return Grid(tuple(cells), rows, tuple(notes))
 
 
 def _one_seed(config: Config, groups: dict[Group, dict], tasks: Mapping[str, DataSet]) -> list[str]:
@@ -225,7 +229,15 @@ def choose_rows(rows: Sequence[str], seed: int, limit: int | None, shuffle: bool
     return tuple(order[:limit])
 
 
-def _cell(model: ModelSpec, data: DataSet, drafter: DrafterSpec, budget: int, group: Group, decode: DecodeSpec) -> Cell:
+def _cell(
+    model: ModelSpec,
+    data: DataSet,
+    drafter: DrafterSpec,
+    options: tuple[tuple[str, Any], ...],
+    budget: int,
+    group: Group,
+    decode: DecodeSpec,
+) -> Cell:
     return Cell(
         model=model.name,
         family=model.family,
@@ -237,7 +249,7 @@ def _cell(model: ModelSpec, data: DataSet, drafter: DrafterSpec, budget: int, gr
         drafter=drafter.name,
         method=drafter.method,
         drafter_sha=drafter.sha,
-        drafter_options=_frozen(drafter.options),
+        drafter_options=options,
         budget=budget,
         temperature=group.temperature,
         seed=group.seed,

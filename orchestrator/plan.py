@@ -177,7 +177,7 @@ def make_plan(config: Config, source: Source, workers: Backend, by_name: bool = 
     With `by_name`, what this machine has not got is planned by its name and published size, and is `unresolved`.
     """
     try:
-        combinations, _ = points(config)
+        combinations, notes = points(config)
     except ValueError as error:
         raise source.error("exclude", str(error).removeprefix("exclude: ")) from None
     find = _Finder(config, source, by_name)
@@ -191,9 +191,9 @@ def make_plan(config: Config, source: Source, workers: Backend, by_name: bool = 
     tasks = {name: find("task", name, workers.load_task) for name in _named(combinations, "task")}
     _refuse_no_rows(tasks, source)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
-    plan = Plan(
-        config, expand(config, models, data, drafters), models, tasks, drafters, tuple(find.unresolved.values())
-    )
+    grid = expand(config, combinations, models, data, drafters)
+    grid = replace(grid, notes=(*notes, *grid.notes))
+    plan = Plan(config, grid, models, tasks, drafters, tuple(find.unresolved.values()))
     _refuse_long_blocks(plan, source)
     _refuse_edges(plan, source)
     _refuse_trained_rows(plan, source, workers)
@@ -273,6 +273,8 @@ def _refuse_trained_rows(plan: Plan, source: Source, workers: Backend) -> None:
     trained = {
         pair: _trained_rows(workers, drafter, source) for pair, drafter in plan.drafters.items() if _is_here(drafter)
     }
+    if not any(trained.values()):
+        return
     met = {(cell.group, cell.drafter) for cell in plan.grid.cells if trained.get((cell.model, cell.drafter))}
     for group, name in met:
         known = trained[group.model, name].get(group.task, frozenset())
