@@ -9,14 +9,15 @@ mistake, 3 gave up (a model could not be loaded, more samples failed than `toler
 could not be written), 130 after Ctrl-C, 143 after SIGTERM. (`rescore`: 1 if a text cannot be scored.)
 """
 
+import json
 import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator import config as configs
-from orchestrator import estimate
+from orchestrator import estimate, outlook
 from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import Exit, UserError
@@ -40,27 +41,15 @@ from orchestrator.executors import (
     one_line,
     said_in_one_line,
     wanted_scorers,
-    wanted_workers,
 )
 from orchestrator.grid import decode_spec
 from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
-from orchestrator.plan import (
-    Backend,
-    CellState,
-    Plan,
-    Results,
-    backend,
-    cell_state,
-    estimated_passes,
-    load_tasks,
-    make_plan,
-    make_sweep,
-    model_loads,
-)
+from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
 from orchestrator.progress import counter, view
-from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data, text_counts
+from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
 from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
+from orchestrator.standing import failures_table, follow, states_table
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
 from workers.store import open_store
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
@@ -78,12 +67,17 @@ Overrides = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option(help="The target, an entry of configs/model.")]
 TaskOption = Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used, if it has one.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Answer with one JSON object on stdout; the rest of what is said goes to stderr.")
+]
+Answer = dict[str, Any]
 TracesOption = Annotated[
     str | None,
     typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Begin nothing more once a sample has failed.")]
 
+WATCH_SECONDS = 1.0  # between two looks at the ledger
 MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 
 
@@ -102,14 +96,41 @@ def main(arguments: Sequence[str] | None = None, workers: Backend | None = None)
     return 0
 
 
+@contextmanager
+def answering(as_json: bool) -> Iterator[Answer]:
+    """What a verb puts in the dict is printed as one line of JSON at its end, if `as_json`, and all else on stderr."""
+    answer: Answer = {}
+    if not as_json:
+        yield answer
+        return
+    stdout = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        if answer:
+            print(json.dumps(answer, ensure_ascii=False), file=stdout)
+
+
 # ---- run, resume, plan
 
 
 @app.command()
-def run(context: typer.Context, grid: GridName, overrides: Overrides = None, fail_fast: FailFast = False) -> None:
-    """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it."""
+def run(
+    context: typer.Context,
+    grid: GridName,
+    overrides: Overrides = None,
+    fail_fast: FailFast = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it.
+
+    JSON: sweep, folder, exit_code, status, stopped, signal, ran, ignored, failed and bugs ([{cell, row, ...}]),
+    given_up, texts, report, table (as `report`'s).
+    """
+    answer = context.with_resource(answering(as_json))
     config, source = configs.load(grid, overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), False, fail_fast))
+    raise typer.Exit(_run(config, source, context.obj or backend(), False, fail_fast, answer))
 
 
 @app.command()
@@ -119,10 +140,20 @@ def resume(
     overrides: Overrides = None,
     retry_failed: Annotated[bool, typer.Option(help="Decode failed samples once more.")] = False,
     fail_fast: FailFast = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
+    """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since.
+
+    JSON: as `run`'s.
+    """
+    answer = context.with_resource(answering(as_json))
+    for text in overrides or []:
+        if text.startswith("name="):
+            raise UserError(
+                COMMAND_LINE, "name", "a sweep keeps its name; start another with: python launch.py run GRID"
+            )
     config, source = _stored(read_sweep(_folder(name, overrides or [])), overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed, fail_fast))
+    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed, fail_fast, answer))
 
 
 def _stored(sweep: Sweep, overrides: Sequence[str]) -> tuple[Config, Source]:
@@ -143,34 +174,38 @@ def plan(
             help="Times by this file of `launch.py probe`, one a model. (Default: runs/probe/MODEL-DEVICE.json)"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what `run` would do: cells, samples, passes; their time, if the models are probed.
+    """Show what `run` would do: cells, samples, passes, and what is timed: hours and, with cluster=NAME, cost.
 
-    Starts no Ray, needs no GPU, loads no target.
+    Starts no Ray, needs no GPU, loads no target. Of a folder of configs/grid, such as `paper`, every grid, and the sum.
+
+    JSON: sweep, folder, notes, unresolved, cells, samples, left, sample_tasks, states, workers, model_loads, passes,
+    most_passes, passes_by, worker_hours, most_worker_hours, hours_by, untimed, cluster, usd, most_usd, places, table.
+    Of a folder: grids (a list of these) and total.
     """
-    config, source = configs.load(grid, overrides or [])
-    found = make_plan(config, source, context.obj or backend())
-    probes, unused = estimate.find(found, probe or [])
-    results = Ledger(config.folder).results()
-    console = Console()
-    _print_notes(console, found)
-    console.print(_states_table(_states(found, results)))
-    waves = found.waves(results)
-    tasks = sum(len(wave) for wave in waves)
-    workers = wanted_workers(config.workers) or 1
-    pending = sum((task.control is not None) + len(task.methods) for wave in waves for task in wave)
-    console.print(f"{len(found.cells)} cells, {found.samples} samples, {pending} to run in {tasks} sample tasks")
-    if tasks:
-        console.print(
-            f"about {model_loads(found, results, workers)} model loads by {workers} workers, "
-            f"at most {estimated_passes(found, results):,} target passes"
-        )
-    for line in (*estimate.lines(found, results, workers, probes), *unused):
+    answer = context.with_resource(answering(as_json))
+    console, workers, names, found = Console(), context.obj or backend(), configs.grids(grid), []
+    for name in names:
+        looked = outlook.look(*configs.load(name, overrides or []), workers, probe or [])
+        found.append(outlook.as_dict(looked))
+        if len(names) > 1:
+            console.print(f"[bold]{name}[/]")
+        if len(names) == 1:
+            _print_notes(console, looked.plan)
+        for part in outlook.printed(looked, alone=len(names) == 1):
+            _print(console, part) if isinstance(part, str) else console.print(part)
+        console.print(f"[dim]{escape(str(looked.plan.config.folder))}[/]")
+    if len(names) == 1:
+        answer.update(found[0])
+        return
+    summed = outlook.total(found)
+    answer.update(grids=found, total=summed)
+    for line in outlook.total_lines(summed, len(names)):
         _print(console, line)
-    console.print(f"[dim]{escape(str(config.folder))}[/]")
 
 
-def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, fail_fast: bool) -> int:
+def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, fail_fast: bool, answer: Answer) -> int:
     """Whatever is wrong with the input is found before the sweep's folder or a model is touched.
 
     So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here. And so is a
@@ -191,7 +226,9 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
         stopped = f"{config.folder}: the sweep cannot go on ({one_line(error)})"
         print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
         return Exit.GAVE_UP
-    _print_outcome(console, outcome, config)
+    results = _print_outcome(console, outcome, config)
+    answer.update(sweep=config.name, folder=str(config.folder), exit_code=outcome.exit_code, **_outcome(outcome))
+    answer.update(results)
     return outcome.exit_code
 
 
@@ -212,6 +249,20 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
                 say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
 
 
+def _outcome(outcome: Outcome) -> Answer:
+    return {
+        "status": outcome.status,
+        "stopped": outcome.stopped,
+        "signal": outcome.signal,
+        "ran": outcome.ran,
+        "ignored": outcome.ignored,
+        "failed": [{"cell": cell.label, "row": row, "error": error} for cell, row, error in outcome.failed],
+        "bugs": [{"cell": cell.label, "row": row} for cell, row in outcome.bugs],
+        "given_up": outcome.given_up,
+        "texts": asdict(outcome.texts),
+    }
+
+
 def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Sweep:
     """Write sweep.yaml, and say what has changed since the last run of this name.
 
@@ -227,10 +278,21 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
     if previous is not None:
         before = {cell.key for cell in previous.cells}
         added, gone = len(plan.cells.keys() - before), len(before - plan.cells.keys())
+        for name in (name for name in ("decoder", "scorers") if name in previous.environment):
+            if environment.get(name) != previous.environment[name]:
+                _print(console, _changed_sources(name), "[yellow]note[/] ")
         if added or gone or previous.rows != sweep.rows:
             console.print(f"amended: {added} new cells; {gone} no longer in the grid, their results stay in the ledger")
     write_sweep(sweep)
     return sweep
+
+
+def _changed_sources(name: str) -> str:
+    remedy = {
+        "decoder": "if texts or passes may differ, raise SEMANTICS (workers/work.py) and run anew",
+        "scorers": "if verdicts may differ, raise the task's SCORER and run: launch.py rescore",
+    }
+    return f"the {name}'s sources have changed since this sweep was last run; {remedy[name]}"
 
 
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
@@ -269,11 +331,15 @@ def rescore(
     name: SweepName,
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="Every text, for a scorer that is being worked on.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a sweep's texts again, decoding nothing: those without a score, with an error, or of an older scorer.
 
     Needs no GPU, no model and no Ray. Exit code 1 if texts are left that cannot be scored.
+
+    JSON: scored, changed, texts, before and after (right and scored samples by cell), report, table (as `report`'s).
     """
+    answer = context.with_resource(answering(as_json))
     folder, workers, console = _folder(name, overrides or []), context.obj or backend(), Console()
     for key in (text.partition("=")[0] for text in overrides or []):
         if key not in ("store", "mlflow", "workers.scorers") and not key.startswith("task."):
@@ -295,7 +361,9 @@ def rescore(
     _print_rescored(console, found)
     if found.scored and config.mlflow is not None:
         _try_sync(console, folder, config.mlflow)
-    _print_results(console, folder)
+    results = _print_results(console, folder)
+    answer.update(scored=found.scored, changed=found.changed, texts=asdict(found.counts))
+    answer.update(before=found.before, after=found.after, **results)
     raise typer.Exit(int(found.counts.errors > 0))
 
 
@@ -303,47 +371,92 @@ def rescore(
 
 
 @app.command()
-def status(name: SweepName, overrides: Overrides = None) -> None:
-    """How far a sweep is, read from its ledger: works with or without a driver, starts nothing."""
+def status(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed, by error.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How far a sweep is, read from its ledger: works with or without a driver, starts nothing.
+
+    JSON: sweep, folder, driver, finished, cells, cells_done, samples, samples_done, failed, rate, seconds_left, nfe,
+    to_score, causes, texts, states, failures ([{cause, error, count, cells, rows}]), table.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
-    sweep, console = read_sweep(folder), Console()
-    ledger = Ledger(folder)
-    states = [cell_state(cell, sweep.rows[cell.key], ledger.results()) for cell in sweep.cells]
-    console.print(_states_table(states))
-    done, failed, planned = (sum(getattr(s, name) for s in states) for name in ("done", "failed", "planned"))
-    running = holder(folder)
-    console.print(
-        f"{done}/{planned} samples, {failed} failed, {_texts(sweep, ledger)}; "
-        + (f"a driver is at work ({running})" if running else "no driver is running")
-    )
-    for (_, row), record in _failed(sweep, ledger):
-        _print(console, f"{record['label']}, row {row}: {record['error']}", "[red]failed[/] ")
+    driver, standing, console = holder(folder), next(follow(folder)), Console()
+    answer.update(standing.as_dict(driver, time.time()))
+    failures = standing.failures()
+    if not failed:
+        console.print(states_table(standing.states))
+    if failures:
+        console.print(failures_table(failures))
+    shown = standing.progress(time.time())
+    done = f"{shown.samples_done - shown.failed}/{shown.samples} samples, {shown.failed} failed"
+    who = f"a driver is at work ({driver})" if driver else "no driver is running"
+    _print(console, f"{done}, {_texts(standing.texts)}; {who}")
 
 
-def _texts(sweep: Sweep, ledger: Ledger) -> str:
+@app.command()
+def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Follow a sweep until it ends, by its ledger: from any terminal or machine that sees the store.
+
+    Exit code 0 once it is complete, 1 if samples failed or the driver is gone before the end.
+
+    JSON: a line whenever something has changed: sweep, driver, finished, cells, cells_done, samples, samples_done,
+    failed, rate, seconds_left, nfe, to_score, causes.
+    """
+    folder, console, said = _viewed(name, overrides), Console(stderr=as_json), ""
+    standings = follow(folder)
+    with view(console) as shown:
+        while True:
+            driver = holder(folder)  # first: what it writes before it ends is read then
+            standing, now = next(standings), time.time()
+            shown.update(standing.progress(now))
+            line = json.dumps(standing.line(driver, now), ensure_ascii=False)
+            if as_json and line != said:
+                print(said := line, flush=True)
+            if driver is None or standing.ended:
+                break
+            time.sleep(WATCH_SECONDS)
+    if not standing.ended:
+        _print(console, f"no driver is running; go on with: {_command('resume', folder)}")
+    raise typer.Exit(int(not standing.ended or bool(standing.failures())))
+
+
+def _texts(counts: TextCounts) -> str:
     """`40 texts scored, 2 in error, 3 to score`."""
-    counts = text_counts(sweep.cells, sweep.rows, ledger)
     more = {"in error": counts.errors, "to score": counts.missing}
     return ", ".join([f"{counts.scored} texts scored", *(f"{n} {word}" for word, n in more.items() if n)])
 
 
 @app.command()
-def report(name: SweepName, overrides: Overrides = None) -> None:
-    """Print the result table and write the HTML report."""
+def report(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the result table and write the HTML report.
+
+    JSON: report (the page), table: a line a cell, with every number that the page has.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     read_sweep(folder)
-    _print_results(Console(), folder)
+    answer.update(_print_results(Console(), folder))
 
 
 @app.command()
-def sync(name: SweepName, overrides: Overrides = None) -> None:
-    """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work."""
+def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work.
+
+    JSON: folder, mlflow.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
     _sync(folder, uri)
     _print(Console(), f"MLflow at {uri} has all of {folder}")
+    answer.update(folder=str(folder), mlflow=uri)
 
 
 def _sync(folder: Path, uri: str) -> None:
@@ -402,13 +515,18 @@ def analyze(
     task: Annotated[str | None, typer.Option(help="Without a sweep: whose prompts, an entry of configs/task.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to look at; a sweep's first ones.")] = 50,
     block_lengths: Annotated[str, typer.Option(metavar="16,32", help="Decode at these block lengths as well.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """What limits drafting on a target: stale tokens, the order of commits, the oracles' headroom.
 
     Takes what it can from the sweep's ledger and decodes the rest in this process: minutes. Writes a page, its figures
     and CSV files.
+
+    JSON: page, failed, tables: by name, their lines (as in the CSV files).
     """
     from orchestrator import analysis
+
+    answer = context.with_resource(answering(as_json))
 
     named = bool(words) and "=" not in (words or [""])[0]
     name, changes = (words or [""])[0] if named else None, (words or [])[named:]
@@ -435,7 +553,10 @@ def analyze(
         console.print(table)
     for line in found.failed:
         _print(console, line, "[red]failed[/] ")
-    _print(console, f"page: {write(found)}")
+    page = write(found)
+    _print(console, f"page: {page}")
+    tables = {name: json.loads(table.to_json(orient="records")) for name, table in found.tables.items()}
+    answer.update(page=str(page), failed=list(found.failed), tables=tables)
     raise typer.Exit(int(bool(found.failed)))
 
 
@@ -451,12 +572,18 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 
 
 @app.command()
-def models() -> None:
-    """List the targets of configs/model, and which of them are on this machine. Asks no network."""
+def models(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the targets of configs/model, and which of them are on this machine. Asks no network.
+
+    JSON: by model, its entry and `here`.
+    """
+    answer = context.with_resource(answering(as_json))
     entries = configs.models()
     from workers.models import held
 
-    console, table = Console(), _models_table(entries, held(entries))
+    places = held(entries)
+    answer.update({name: entry | {"here": places[name]} for name, entry in entries.items()})
+    console, table = Console(), _models_table(entries, places)
     whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
     Console(width=max(console.width, whole)).print(table)  # a name cut short could not be copied
 
@@ -484,14 +611,19 @@ def _size(published: Mapping[str, float]) -> str:
 
 @app.command()
 def decode(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="One user turn.")],
     overrides: Overrides = None,
     passes: Annotated[bool, typer.Option(help="Print a line a pass.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Decode one prompt and show what every pass was offered and accepted. Takes the first value of every axis.
 
     By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
+
+    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds.
     """
+    answer = context.with_resource(answering(as_json))
     one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
     config, source = configs.load("quickstart", [*one, *(overrides or [])])
     plan = make_plan(config, source, backend())
@@ -500,7 +632,7 @@ def decode(
     from workers.worker import Worker
 
     cell = next((cell for cell in plan.grid.cells if not cell.is_control), plan.grid.cells[0])
-    drafter = None if cell.is_control else plan.drafters[cell.drafter]
+    drafter = None if cell.is_control else plan.drafters[cell.model, cell.drafter]
     with said_in_one_line(f"model {cell.model} could not be loaded"):
         worker = Worker(plan.models[cell.model])
     model = plan.models[cell.model]
@@ -510,8 +642,13 @@ def decode(
         decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
     for line in narrate(worker, decoding) if passes else ():
         print(line)
-    print(worker.text(decoding.tokens))
+    text = worker.text(decoding.tokens)
+    print(text)
     print(summary(decoding), file=sys.stderr)
+    if as_json:
+        offered, taken = ([getattr(a_pass, what) for a_pass in decoding.passes] for what in ("drafted", "accepted"))
+        answer.update(cell=cell.label, text=text, tokens=decoding.tokens, nfe=decoding.nfe, seconds=decoding.seconds)
+        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken)
 
 
 # ---- a new machine
@@ -527,11 +664,15 @@ def probe(
     out: Annotated[
         Path | None, typer.Option(help="The file of findings. (Default: runs/probe/MODEL-DEVICE.json)")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """What a target does on this machine: memory, speed, rounding, and the cost of a pass by its number of drafts.
 
     Decodes three prompts in this process; minutes. On a GPU: workers.device=cuda. `plan` tells times by the findings.
+
+    JSON: the findings, as in their file.
     """
+    answer = context.with_resource(answering(as_json))
     from orchestrator import probe as probing
 
     config, source = probing.asked(model, task, drafter, overrides or [])
@@ -556,6 +697,7 @@ def probe(
     for part in probing.printed(found):
         console.print(part)
     _print(console, f"findings: {file}")
+    answer.update(found.as_dict())
 
 
 # ---- training
@@ -589,16 +731,22 @@ def collect_traces(
     task: TaskOption = "arith",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to trace.")] = 1500,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Decode prompts draft-free and keep what the target saw and did. Goes on where it was stopped.
 
     For the threshold rule: decode.unmasking=threshold decode.threshold=0.9
+
+    JSON: to, prompts, shards.
     """
+    answer = context.with_resource(answering(as_json))
     workers = context.obj or backend()
     config, source, shards = _shards(workers, model, task, prompts, to, overrides or [])
     with _keeping(to):
         _make_shards(config, source, workers, shards)
-    print(f"{sum(len(shard.rows) for shard in shards)} prompts traced, {len(shards)} shards in {to}")
+    traced = sum(len(shard.rows) for shard in shards)
+    print(f"{traced} prompts traced, {len(shards)} shards in {to}")
+    answer.update(to=to, prompts=traced, shards=len(shards))
 
 
 @app.command()
@@ -610,12 +758,16 @@ def train_drafter(
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train the order model on a target's draft-free traces, and print its held-out accuracy.
 
     Traces what is not traced yet, then trains in this process on workers.device. An override without a section
     (steps=500) is the training's, one with (decode.gen_length=64) the grid's.
+
+    JSON: out, accuracy: the held-out shares, as printed.
     """
+    answer = context.with_resource(answering(as_json))
     from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
     settings, of_grid = _settings(OrderSettings(), overrides or [])
@@ -636,6 +788,7 @@ def train_drafter(
             open_store(store).clear()
     for line in accuracy_tables(found):
         print(line)
+    answer.update(out=str(out), accuracy=found)
 
 
 @app.command()
@@ -649,8 +802,13 @@ def calibrate(
     accumulate: Annotated[bool, typer.Option(help="Score a formula by its parents' counts too, as published.")] = True,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Calibrate Spiffy's graph of formulas on a target's draft-free traces."""
+    """Calibrate Spiffy's graph of formulas on a target's draft-free traces.
+
+    JSON: out, formulas (their number).
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.drafters.spiffy import save_graph
     from spot.training.spiffy import calibrate as calibrated
 
@@ -666,6 +824,7 @@ def calibrate(
         if traces is None:
             open_store(store).clear()
     print(f"{len(formulas)} formulas in {out}")
+    answer.update(out=str(out), formulas=len(formulas))
 
 
 @app.command()
@@ -679,8 +838,13 @@ def calibrate_sets(
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 50,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold."""
+    """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold.
+
+    JSON: out, accuracy: by threshold and foreteller, the shares by number of hypothetical steps.
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.training.sets import SetsSettings, make_sets_model
 
     settings, of_grid = _settings(SetsSettings(), overrides or [])
@@ -713,15 +877,22 @@ def calibrate_sets(
         for who, by_depth in shares.items():
             numbers = "".join("     –" if share is None else f"{100 * share:6.1f}" for share in by_depth)
             print(f"τ {name:5} {who:18}{numbers}")
+    answer.update(out=str(out), accuracy=accuracy)
 
 
 @app.command()
 def import_drafter(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A released order model, a .pt file of tensors.")],
     out: Annotated[Path, typer.Option(help="The checkpoint file.")],
     names: Annotated[Path | None, typer.Option(help="A YAML file of `theirs: ours` lines, a tensor a line.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Bring a released order model into the project's form: every tensor finds its place, or is named."""
+    """Bring a released order model into the project's form: every tensor finds its place, or is named.
+
+    JSON: out.
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.training.import_drafter import import_order_model
 
     _check_out(out)
@@ -732,6 +903,7 @@ def import_drafter(
     except OSError as error:
         raise _unreadable(error) from None
     print(f"imported to {out}; use it with drafter.spot.checkpoint={out}")
+    answer.update(out=str(out))
 
 
 def _settings(defaults: Settings, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -851,37 +1023,13 @@ def _mlflow(sweep: Sweep) -> str:
 # ---- printing
 
 
-def _states(plan: Plan, results: Results) -> list[CellState]:
-    return [cell_state(cell, plan.rows[cell.key], results) for cell in plan.grid.cells]
-
-
-def _states_table(states: Sequence[CellState]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("cell", "state", "done", "failed", "NFE"):
-        table.add_column(heading, justify="left" if heading in ("cell", "state") else "right")
-    for state in states:
-        done = f"{state.done}/{state.planned}"
-        failed, nfe = str(state.failed or ""), f"{state.nfe:.1f}" if state.nfe is not None else ""
-        table.add_row(Text(state.cell.label), state.word, done, failed, nfe)
-    return table
-
-
-def _failed(sweep: Sweep, ledger: Ledger) -> list[tuple[tuple[str, str], dict[str, Any]]]:
-    """The planned samples whose record is a failure, with their cell's label put in."""
-    labels = {cell.key: cell.label for cell in sweep.cells}
-    return [
-        ((cell, row), {**record, "label": labels[cell]})
-        for (cell, row), record in ledger.results().items()
-        if record["status"] == "failed" and row in sweep.rows.get(cell, ())
-    ]
-
-
 def _print_notes(console: Console, plan: Plan) -> None:
     for note in plan.grid.notes:
         _print(console, note, "[yellow]note[/] ")
 
 
-def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
+def _print_outcome(console: Console, outcome: Outcome, config: Config) -> Answer:
+    """All of it; returns `_print_results`'s."""
     if not outcome.ran and not outcome.signal and not outcome.stopped and not outcome.given_up:
         console.print("nothing to decode: every sample has its record")
     if outcome.ignored:
@@ -892,7 +1040,7 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
         _print(console, f"model {model} could not be loaded, its samples are left: {error}", "[red]failed[/] ")
     if outcome.stopped:
         _print(console, f"stopped early, samples are left: {outcome.stopped}", "[red]failed[/] ")
-    _print_results(console, config.folder)
+    results = _print_results(console, config.folder)
     if outcome.failed:
         _print(console, f"retry:  {_command('resume', config.folder, '--retry-failed')}")
     _print_unscored(console, outcome.texts, config.folder)
@@ -900,6 +1048,7 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
         _print(console, f"interrupted; go on with: {_command('resume', config.folder)}")
     for cell, row in outcome.bugs:
         print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)
+    return results
 
 
 def _print_unscored(console: Console, texts: TextCounts, folder: Path) -> None:
@@ -927,16 +1076,18 @@ def _accuracy(right: tuple[int, int]) -> str:
     return f"{right[0] / right[1]:.1%} of {right[1]}" if right[1] else "not scored"
 
 
-def _print_results(console: Console, folder: Path) -> None:
-    """The table, the report's path and the way to MLflow."""
+def _print_results(console: Console, folder: Path) -> Answer:
+    """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
     from orchestrator import results
 
     sweep, samples = results.load(folder)
-    console.print(results.table(results.summary(sweep, samples)))
-    _print(console, f"report: {write_report(folder)}")
+    summary, page = results.summary(sweep, samples), str(write_report(folder))
+    console.print(results.table(summary))
+    _print(console, f"report: {page}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")
+    return {"report": page, "table": json.loads(summary.to_json(orient="records"))}
 
 
 def _print(console: Console, text: str, markup: str = "") -> None:

@@ -26,7 +26,7 @@ from orchestrator import results
 from orchestrator.config import COMMAND_LINE, Config, Source
 from orchestrator.errors import UserError
 from orchestrator.executors import said_in_one_line
-from orchestrator.grid import CONTROL, DataSet, Grid, Group, decode_spec, expand
+from orchestrator.grid import CONTROL, DataSet, Grid, Group, decode_spec, expand, points
 from orchestrator.ledger import Ledger, Record, Sample, read_sweep
 from orchestrator.plan import Plan, make_sweep
 
@@ -113,6 +113,8 @@ def _changes(config: Config, prompts: int) -> list[str]:
         f"limit={prompts}",
         f"seeds=[{config.seeds[0]}]",
         f"drafters=[{','.join(drafters)}]",
+        "zip=[]",
+        "exclude=[]",
         "workers.executor=inline",
         "workers.address=null",
     ]
@@ -145,13 +147,15 @@ def at_lengths(plan: Plan, lengths: Sequence[int]) -> Plan:
         for length in lengths
         if length != spec.block_length
     }
-    drafters = {name: spec for name, spec in plan.drafters.items() if spec.method in ("spot", "stale")}
-    if not (models and drafters):
+    named = {spec.name: spec for spec in plan.drafters.values() if spec.method in ("spot", "stale")}
+    if not (models and named):
         return replace(plan, models={}, grid=Grid((), {}, ()))
+    drafters = {(model, name): spec for model in models for name, spec in named.items()}
     entries = {f"{name}-b{length}": plan.config.model[name] for name in plan.models for length in lengths}
-    config = replace(plan.config, models=list(models), drafters=list(drafters), model=entries)
+    config = replace(plan.config, models=list(models), drafters=list(named), model=entries)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in plan.tasks.items()}
-    return replace(plan, config=config, models=models, grid=expand(config, models, data, drafters), drafters=drafters)
+    grid = expand(config, points(config)[0], models, data, drafters)
+    return replace(plan, config=config, models=models, grid=grid, drafters=drafters)
 
 
 # ---- measuring

@@ -105,6 +105,11 @@ class Workers:
 class Config:
     """One sweep. The axes multiply into cells; `limit` rows of each task are decoded, all of them if null.
 
+    The axes that an entry of `zip` names go in step: `zip: [[models, drafters]]` pairs the first with the first. An
+    entry of `exclude` describes cells that are left out, by any of the axes: `{drafters: spiffy, budgets: [4, 8]}`.
+    `cluster` names a file of configs/cluster: what the GPUs there are and cost, which only `plan` asks.
+    A drafter's `checkpoint` may have `{model}` in it: each target then has its own.
+
     `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
     worker deaths one sample task may cause before it is taken apart; `tolerate` the share of all samples that may fail
     before nothing more is begun (null: all of them). `model`, `task` and `drafter` hold the entries
@@ -118,12 +123,15 @@ class Config:
     budgets: list[float] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=lambda: [0.0])
     seeds: list[int] = field(default_factory=lambda: [0])
+    zip: list[list[str]] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
     limit: int | None = None
     shuffle: bool = True
     decode: Decode = field(default_factory=Decode)
     workers: Workers = field(default_factory=Workers)
     retries: int = 2
     tolerate: float | None = None
+    cluster: str | None = None
     store: str = "runs"
     mlflow: str | None = "sqlite:///${store}/mlflow.db"
     model: dict[str, Any] = field(default_factory=dict)
@@ -216,6 +224,16 @@ def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
         raise UserError(COMMAND_LINE, key, wrong) from None
 
 
+def read_as(kind: type[Settings], file: Path) -> Settings:
+    """A YAML file as a flat dataclass. Raises UserError, naming file and key, for what is missing, unknown or wrong."""
+    merged: Any = OmegaConf.structured(kind)
+    for key, value in read(file).items():
+        merged = _merge(merged, {key: value}, key, shown(file))
+    for key in sorted(OmegaConf.missing_keys(merged)):
+        raise UserError(shown(file), key, "missing; every file of this kind has one")
+    return cast(Settings, OmegaConf.to_object(merged))
+
+
 def find_grid(grid: str) -> Path | None:
     """The file that `grid` names, or None."""
     for path in (CONFIGS / "grid" / f"{grid}.yaml", Path(grid)):
@@ -224,9 +242,15 @@ def find_grid(grid: str) -> Path | None:
     return None
 
 
+def grids(name: str) -> list[str]:
+    """The grids in the folder `name` of configs/grid, sorted, or else `name` itself."""
+    return [grid for grid in known("grid") if grid.startswith(f"{name.rstrip('/')}/")] or [name]
+
+
 def known(section: str) -> list[str]:
-    """Names in configs/<section>, sorted."""
-    return sorted(path.stem for path in (CONFIGS / section).glob("*.yaml"))
+    """Names in configs/<section>, sorted; one in a folder there is `folder/name`."""
+    folder = CONFIGS / section
+    return sorted(str(path.relative_to(folder)).removesuffix(".yaml") for path in folder.rglob("*.yaml"))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -445,7 +469,8 @@ def _expected(hint: Any, key: str) -> str:
     for part in key.split(".") if key else ():
         hint = get_type_hints(hint)[part] if is_dataclass(hint) else Any
     if get_origin(hint) is list:
-        return f"a list ({KINDS[get_args(hint)[0]]} each)"
+        (item,) = get_args(hint)
+        return f"a list ({KINDS[get_origin(item) or item]} each)"
     return " or ".join(KINDS.get(kind, "key: value lines") for kind in get_args(hint) or (hint,))
 
 
@@ -465,6 +490,7 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
         yield from _model_rules(name, entry)
     for axis in AXES:
         yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
+    yield from _product_rules(config)
     yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"
     whole = all(budget >= 0 and float(budget).is_integer() for budget in config.budgets)
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
@@ -473,6 +499,8 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"
     yield "mlflow", config.mlflow is None or bool(re.match(MLFLOW, config.mlflow)), wrong
     yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
+    unknown_cluster = f"no such cluster: {config.cluster!r}; known: {listed(known('cluster'))}"
+    yield "cluster", config.cluster is None or config.cluster in known("cluster"), unknown_cluster
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
     for key, holds, wrong in _decode_rules(config.decode):
         yield f"decode.{key}", holds, wrong
@@ -488,6 +516,35 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     tolerated = config.tolerate is None or 0 <= config.tolerate <= 1
     yield "tolerate", tolerated, f"{config.tolerate}: a share of the samples, 0 to 1, or null for however many"
     yield "workers.scorers", scored, f"{workers.scorers!r}: 'auto' or one scorer or more"
+
+
+def _product_rules(config: Config) -> Iterable[tuple[str, bool, str]]:
+    """What `zip` and `exclude` say is of axes, and of values that these have."""
+    zipped = [axis for axes in config.zip for axis in axes]
+    for axes in config.zip:
+        for axis in axes:
+            yield "zip", axis in AXES, f"{axis!r} is no axis{_suggest(axis, AXES)}"
+            yield "zip", zipped.count(axis) == 1, f"{axis} is named twice; an axis goes in step with others once"
+        yield "zip", len(axes) > 1, f"[{', '.join(axes)}]: two axes or more go in step"
+        lengths = {axis: len(getattr(config, axis)) for axis in axes}
+        said = ", ".join(f"{axis} has {length}" for axis, length in lengths.items())
+        yield "zip", len(set(lengths.values())) == 1, f"{said}; axes in step have as many values each"
+    for entry in config.exclude:
+        yield "exclude", bool(entry), "an empty entry describes every cell; name an axis and its value"
+        for axis, values in described(entry).items():
+            yield "exclude", axis in AXES, f"{axis!r} is no axis{_suggest(axis, AXES)}"
+            there = list(getattr(config, axis))
+            for value in values:
+                wrong = f"{axis} has no {value!r}; one of {listed(str(held) for held in there)}"
+                yield "exclude", value in there, wrong
+            yield "exclude", bool(values), f"{axis}: an empty list describes nothing; give it a value"
+            control = axis == "budgets" and 0 in values
+            yield "exclude", not control, "budgets: 0 is the control, which every method is measured against"
+
+
+def described(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """An entry of `exclude`, every axis with a list of values."""
+    return {str(axis): values if isinstance(values, list) else [values] for axis, values in entry.items()}
 
 
 def _decode_rules(decode: Decode) -> Iterable[tuple[str, bool, str]]:

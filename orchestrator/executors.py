@@ -420,7 +420,7 @@ def check_room(config: Config, source: Source) -> int:
         need = 1
     else:
         if workers.address is not None:
-            _reach(workers, source)
+            reach(workers, source)
         need = wanted_workers(workers) or 1
     live, later = _machines(workers), startable(workers)
     if any(sum(places(machine, workers) for machine in machines) >= need for machines in (live, later)):
@@ -437,7 +437,7 @@ def check_room(config: Config, source: Source) -> int:
     return need
 
 
-def _reach(workers: Workers, source: Source) -> None:
+def reach(workers: Workers, source: Source) -> None:
     """Connect to the cluster. Ray takes minutes over an address where nobody listens, so that is tried first."""
     host, _, port = str(workers.address).removeprefix("ray://").rpartition(":")
     try:

@@ -11,6 +11,17 @@ SEMANTICS = 2  # raised by hand when the same cell would decode to something els
 Chat = tuple[tuple[str, str | int | float], ...] | Literal[False] | None
 
 
+UNRESOLVED = "unresolved"  # the revision, or hash, of what is planned by name alone
+
+
+class Absent(ValueError):
+    """What an entry names may be right, but this machine has not got it: a run refuses, a plan takes the `stand_in`."""
+
+    def __init__(self, wrong: str, stand_in: Any) -> None:
+        super().__init__(wrong)
+        self.stand_in = stand_in
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A target as a worker loads it. `revision` is resolved (weights' sha256 or hub commit), never a branch name.

@@ -26,10 +26,22 @@ from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
 from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
+from workers import sources
 from workers.failure import Cause, cause_of
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
-from workers.work import Chat, DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
+from workers.work import (
+    UNRESOLVED,
+    Absent,
+    Chat,
+    DecodeSpec,
+    DrafterSpec,
+    MethodTask,
+    ModelSpec,
+    SampleTask,
+    TraceTask,
+    Work,
+)
 
 CONTROL = MethodTask("", None, 0)
 PROJECT = Path(__file__).resolve().parents[1]
@@ -288,29 +300,33 @@ def locate(path: str) -> str:
 def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
     """The spec of a configs/model/ entry, its revision resolved to the weights themselves.
 
-    Raises ValueError, in one line, for a wrong value or a checkpoint that is not there.
+    Raises ValueError, in one line, for a wrong value or a checkpoint that is not there; Absent where the hub may have
+    it. A commit that the entry names needs no hub to be planned.
     """
     if (options.get("dtype") or "float32") not in DTYPES:
         raise ValueError(f"dtype: no dtype {options['dtype']!r}; there are {', '.join(DTYPES)}")
     family, path, stop_ids = options["family"], options["path"], options.get("stop_ids")
-    return ModelSpec(
-        name=name,
-        family=family,
-        path=path,
-        revision=targets.resolve(
-            family,
-            locate(path),
-            options.get("revision"),
-            options.get("mask_id"),
-            None if stop_ids is None else tuple(stop_ids),
-        ),
-        block_length=options["block_length"],
-        dtype=options.get("dtype") or "float32",
-        mask_id=options.get("mask_id"),
-        stop_ids=None if stop_ids is None else tuple(stop_ids),
-        chat=_chat(options.get("chat")),
-        exact=targets.exact(family),
-    )
+    stops = None if stop_ids is None else tuple(stop_ids)
+
+    def spec(revision: str) -> ModelSpec:
+        return ModelSpec(
+            name=name,
+            family=family,
+            path=path,
+            revision=revision,
+            block_length=options["block_length"],
+            dtype=options.get("dtype") or "float32",
+            mask_id=options.get("mask_id"),
+            stop_ids=stops,
+            chat=_chat(options.get("chat")),
+            exact=targets.exact(family),
+        )
+
+    asked = options.get("revision")
+    try:
+        return spec(targets.resolve(family, locate(path), asked, options.get("mask_id"), stops))
+    except targets.Unreachable as error:
+        raise Absent(str(error), spec(asked or UNRESOLVED)) from None
 
 
 def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
@@ -321,7 +337,8 @@ def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
 def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     """The spec of a configs/drafter/ entry with its checkpoint's hash.
 
-    Builds it once, on the CPU: what is wrong with the checkpoint or a value is a ValueError, in one line, here.
+    Builds it once, on the CPU: what is wrong with the checkpoint or a value is a ValueError, in one line, here; Absent
+    for a checkpoint that is not made yet.
     """
     options = dict(options)
     method, checkpoint = options.pop("method", name), options.pop("checkpoint", None)
@@ -330,9 +347,15 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
         raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
     file, sha = Path(locate(checkpoint)) if checkpoint else None, None
+    longest = drafters.longest_block(method)
+
+    def spec(sha: str | None) -> DrafterSpec:
+        return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
+
     if file is not None:
         if not file.is_file():
-            raise ValueError(f"checkpoint: no file {checkpoint}")
+            remedy = f"made by: {drafters.made_by(method)}, with --out {checkpoint}"
+            raise Absent(f"checkpoint: no file {checkpoint}; {remedy}", spec(UNRESOLVED))
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     try:
         drafters.load(method, file, "cpu", **options)
@@ -341,8 +364,7 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"checkpoint: {checkpoint} is no checkpoint for {method} ({reason})") from None
-    longest = drafters.longest_block(method)
-    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
+    return spec(sha)
 
 
 def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
@@ -362,7 +384,7 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
 
 
 def environment(model: ModelSpec) -> dict[str, Any]:
-    """What the numbers of a sweep depend on beside its cells: versions and machine. Kept in sweep.yaml."""
+    """What a sweep's numbers depend on beside its cells: versions, machine and our sources. Kept in sweep.yaml."""
     packages = ("torch", "transformers", "ray", "mlflow")
     return {
         "python": platform.python_version(),
@@ -371,6 +393,8 @@ def environment(model: ModelSpec) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if model.device == "cuda" and torch.cuda.is_available() else "cpu",
         "threads": model.threads,
         "commit": _commit(),
+        "decoder": sources.decoder(),
+        "scorers": sources.scorers(),
     }
 
 

@@ -17,6 +17,10 @@ _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _PROMPT_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.jinja", "*.model")  # what decides how a prompt is read
 
 
+class Unreachable(ValueError):
+    """A hub id that may be right: the hub did not answer, and the cache has no such checkpoint."""
+
+
 def load(
     family: str,
     folder: Path,
@@ -53,8 +57,9 @@ def resolve(
 ) -> str:
     """What a checkpoint is: the sha256 of a local folder's configuration, weights and tokenizer, or the hub's commit.
 
-    Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there, or a local
-    one whose configuration or tensors are not the family's, or that has no such tokens.
+    Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there (Unreachable
+    where it may be on the hub), or a local one whose configuration or tensors are not the family's, or that has no such
+    tokens.
     """
     if family not in FAMILIES:
         raise ValueError(f"family: no family {family!r}; there are {', '.join(FAMILIES)}")
@@ -137,6 +142,7 @@ def _folder_revision(
 
 def _hub_commit(path: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         return HfApi().model_info(path, revision=revision).sha
@@ -145,4 +151,7 @@ def _hub_commit(path: str, revision: str | None) -> str:
             return Path(snapshot_download(path, revision=revision, local_files_only=True)).name
         except Exception:
             reason = str(online).splitlines()[0] if str(online) else type(online).__name__
-            raise ValueError(f"path: {path} is neither a folder nor to be had from the hub ({reason})") from None
+            reason = "offline" if isinstance(online, OfflineModeIsEnabled) else reason
+            denied = isinstance(online, RepositoryNotFoundError | RevisionNotFoundError)
+            kind = ValueError if denied else Unreachable
+            raise kind(f"path: {path} is neither a folder nor to be had from the hub ({reason})") from None
