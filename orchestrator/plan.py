@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -18,6 +17,7 @@ from orchestrator.config import Config, Source
 from orchestrator.grid import Cell, DataSet, Grid, Group, decode_spec, expand
 from orchestrator.ledger import Record, Sample, Sweep
 from orchestrator.schedule import Assign, Schedule, Start
+from workers.store import Place
 from workers.tasks import Canary, Score
 from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
@@ -244,7 +244,7 @@ def _found(
         raise source.error(f"{section}.{name}", str(error)) from None
 
 
-def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
+def make_sweep(plan: Plan, folder: Place, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
     """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired.
 
     The id is random: two people's sweeps may have one name and one MLflow server.

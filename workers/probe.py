@@ -9,7 +9,7 @@ are of the block after the first prompt's whole ones (after all of it, if the ta
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -219,7 +219,7 @@ def _size(target: Any) -> tuple[int, int]:
 # ---- texts
 
 
-def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[tuple[int, dict[str, Any]]]:
+def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The budget and the record of every cell."""
     for number, task in enumerate(tasks, start=1):
         say(f"decoding {number}/{len(tasks)} …")
@@ -230,7 +230,7 @@ def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[t
             yield method.budget, record
 
 
-def _by_budget(records: Sequence[tuple[int, dict[str, Any]]]) -> tuple[Decoded, ...]:
+def _by_budget(records: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[Decoded, ...]:
     budgets = sorted({budget for budget, _ in records})
     return tuple(_decoded(budget, [record for b, record in records if b == budget]) for budget in budgets)
 

@@ -5,6 +5,7 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +52,7 @@ class Worker:
         self._costs: dict[_Asked, PassCost] = {}
         self._warm: set[_Asked] = set()
 
-    def run(self, task: Work) -> list[dict[str, Any]]:
+    def run(self, task: Work) -> list[Mapping[str, Any]]:
         """The records of `task`: decode records, or the one of a shard of traces."""
         return [self.trace(task)] if isinstance(task, TraceTask) else self.sample(task)
 
@@ -62,7 +63,7 @@ class Worker:
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 
-    def sample(self, task: SampleTask) -> list[dict[str, Any]]:
+    def sample(self, task: SampleTask) -> list[Mapping[str, Any]]:
         """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
         timed = [CONTROL, *(m for m in task.methods if not _is_oracle(m))]
         outcomes: dict[str, _Outcome] = {}

@@ -39,7 +39,12 @@ MISTAKES = [
     (["store=${"], "command line: store: 'store=${' is not YAML"),
     (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
     (["models=['???']"], "command line: models: ???: a value is missing"),
-    (["store=s3://bucket"], "command line: store: 's3://bucket': s3:// is not supported yet"),
+    (["store=gs://bucket"], "command line: store: 'gs://bucket': a folder, or s3://bucket/prefix"),
+    (["store=s3://"], "command line: store: 's3://': a folder, or s3://bucket/prefix"),
+    (
+        ["mlflow=sqlite:///s3://bucket/mlflow.db"],
+        "command line: mlflow: 'sqlite:///s3://bucket/mlflow.db': no database",
+    ),
     (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
     (["mlflow=mlruns"], "command line: mlflow: 'mlruns': sqlite:///FILE"),
     (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import ledger as module
+from orchestrator import segments as module
 from orchestrator.errors import UserError
 from orchestrator.ledger import Ledger, holder, read_sweep, write_sweep
 from orchestrator.plan import make_sweep
