@@ -18,6 +18,7 @@ from typing import Protocol
 
 from orchestrator.executors import Died, Event, Executor, Finished
 from orchestrator.grid import Cell
+from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, Record, end_status
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
@@ -105,6 +106,7 @@ class Driver:
         self._scoring = Scoring(plan.cells, plan.tasks, ledger, make_scorers, clock)
         self._scores_until = math.inf
         self._interrupts = 0
+        self._trouble: str | None = None
         self._on_first_signal: Callable[[], None] = _stop
 
     def run(self, retry_failed: bool = False) -> Outcome:
@@ -118,8 +120,12 @@ class Driver:
             except KeyboardInterrupt:
                 status = "KILLED"
                 raise
+            except LeaseLost:
+                status = ""  # another driver has this sweep, and its MLflow runs
+                raise
             finally:
-                self._end(status)
+                if status:
+                    self._end(status)
 
     def _run(self, retry_failed: bool) -> Outcome:
         held = self._ledger.results().items()
@@ -210,7 +216,10 @@ class Driver:
 
     def _publish(self, force: bool = False) -> None:
         """Sync when it is due, and show MLflow what is durable now."""
-        durable = self._ledger.sync(self._clock(), force)
+        durable, before = self._ledger.sync(self._clock(), force), self._trouble
+        self._trouble = self._ledger.trouble
+        if self._trouble and not before:
+            self._say(f"{self._trouble}; decoding goes on, records are kept on this machine and sent again")
         if durable:
             decodes = [record for record in durable if record["kind"] == "decode"]
             self._mirror.push(decodes, [record for record in durable if record["kind"] == "score"])

@@ -235,7 +235,7 @@ def _by_budget(records: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[Decode
     return tuple(_decoded(budget, [record for b, record in records if b == budget]) for budget in budgets)
 
 
-def _decoded(budget: int, records: list[dict[str, Any]]) -> Decoded:
+def _decoded(budget: int, records: list[Mapping[str, Any]]) -> Decoded:
     nfe, drafted = _sum(records, "nfe"), _sum(records, "drafted_passes")
     seconds = [sum(record["seconds"].values()) for record in records]
     pairs = [(r["control_seconds"], own) for r, own in zip(records, seconds, strict=True) if r["identical"]]
@@ -253,7 +253,7 @@ def _decoded(budget: int, records: list[dict[str, Any]]) -> Decoded:
     )
 
 
-def _sum(records: list[dict[str, Any]], field: str) -> int:
+def _sum(records: list[Mapping[str, Any]], field: str) -> int:
     return sum(record[field] for record in records)
 
 

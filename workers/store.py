@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
@@ -266,16 +266,9 @@ class S3Store:
     def _key(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
-    @cached_property
+    @property
     def _client(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        attempts = {} if "AWS_MAX_ATTEMPTS" in os.environ else {"total_max_attempts": ATTEMPTS}
-        settings = Config(
-            connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries={"mode": "standard", **attempts}
-        )
-        return boto3.session.Session().client("s3", config=settings)
+        return _client(frozenset(item for item in os.environ.items() if item[0].startswith("AWS_")))
 
     @contextmanager
     def _errors(self, name: str = "") -> Iterator[None]:
@@ -287,11 +280,23 @@ class S3Store:
             code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
             said, remedy = " ".join(str(error).split()), _remedy(error, code)
             if remedy in ("expired", "refused"):
-                self.__dict__.pop("_client", None)  # the next request looks for credentials anew
+                _client.cache_clear()  # the next request looks for credentials anew
             where = str(self._at / name)
             if code in ("NoSuchKey", "404"):
                 raise FileNotFoundError(f"{where}: {said}") from None
             raise StoreError(f"{where}: {said}" + (f"; {_REMEDIES[remedy]}" if remedy else "")) from None
+
+
+@lru_cache(maxsize=1)
+def _client(environment: frozenset[tuple[str, str]]) -> Any:
+    """This process's client, for all threads: making one takes a good part of a second."""
+    import boto3
+    from botocore.config import Config
+
+    attempts = {} if "AWS_MAX_ATTEMPTS" in dict(environment) else {"total_max_attempts": ATTEMPTS}
+    retries = {"mode": "standard", **attempts}
+    settings = Config(connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries)
+    return boto3.session.Session().client("s3", config=settings)
 
 
 def _remedy(error: Exception, code: str) -> str | None:
