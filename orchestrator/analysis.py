@@ -214,14 +214,15 @@ def _accuracy(worker: Worker, plan: Plan, group: Group, track: Track) -> list[di
     from spot.decoder import Settings
     from spot.noise import Noise
     from spot.order_model import load_order_model
-    from workers.worker import locate
+    from workers.worker import drafter_file
 
     asked = decode_spec(plan.config, plan.models[group.model], group.temperature, group.seed)
     settings = Settings(
         asked.gen_length, asked.temperature, asked.stop, layout=asked.layout, cache=asked.cache, suffix=asked.suffix
     )
-    checkpoint = next((d.checkpoint for d in plan.drafters.values() if d.method == "spot" and d.checkpoint), None)
-    order = load_order_model(Path(locate(checkpoint)), str(worker.target.device)) if checkpoint else None
+    drafter = next((d for d in plan.drafters.values() if d.method == "spot" and d.checkpoint), None)
+    file = drafter_file(drafter) if drafter else None
+    order = load_order_model(file, str(worker.target.device)) if file else None
     rows = track(plan.grid.rows[group], f"watching · {group.model} · {group.task} · T {group.temperature:g}")
     prompts = ((row, plan.data[group.task][row][1].prompt) for row in rows)
     texts = ((worker.prompt_ids(prompt), Noise.keyed(group.seed, group.task, row)) for row, prompt in prompts)

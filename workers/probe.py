@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spot import analysis, targets
+from spot import analysis
 from spot.commit import choose
 from spot.decoder import Settings, next_states
 from spot.drafters.protocol import Drafter
@@ -31,7 +31,7 @@ from spot.targets.protocol import LAYOUTS, Target
 from spot.tree import State
 from spot.verdict import TOLERANCE
 from workers.work import DecodeSpec, ModelSpec, SampleTask
-from workers.worker import Worker, decode_settings, environment, locate
+from workers.worker import Worker, checkpoint_folder, decode_settings, environment
 
 FORMAT = 1  # raised when the findings' fields change
 NODES = (1, 2, 3, 5, 9, 21, 65)
@@ -149,7 +149,7 @@ class Loaded:
 def load(model: ModelSpec, say: Say) -> Loaded:
     """The worker of `model`. A checkpoint that is not on this machine is fetched first, and that is not timed."""
     say(f"loading {model.name} on {model.device} …")
-    targets.fetch(locate(model.path), model.revision)
+    checkpoint_folder(model)
     free, began = free_bytes(model.device), time.perf_counter()
     return Loaded(model, Worker(model), time.perf_counter() - began, free)
 

@@ -26,6 +26,7 @@ from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
 from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
+from workers import weights
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
 from workers.work import Chat, DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
@@ -41,7 +42,7 @@ class Worker:
     def __init__(self, model: ModelSpec) -> None:
         torch.set_num_threads(model.threads)
         transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
-        folder = targets.fetch(locate(model.path), model.revision)
+        folder = checkpoint_folder(model)
         self._model = model
         self._tokenizer = load_tokenizer(folder)
         dtype = DTYPES[model.dtype]
@@ -125,8 +126,8 @@ class Worker:
         spec = method.drafter
         assert spec is not None
         if spec not in self._drafters:
-            checkpoint = Path(locate(spec.checkpoint)) if spec.checkpoint else None
-            self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
+            file = drafter_file(spec)
+            self._drafters[spec] = drafters.load(spec.method, file, self._model.device, **dict(spec.options))
         drafter = self._drafters[spec]
         if isinstance(drafter, Oracle):
             return drafter.of(control or self.decode(task, CONTROL))
@@ -272,6 +273,22 @@ def locate(path: str) -> str:
     return str(inside) if not Path(path).exists() and inside.parent.is_dir() else path
 
 
+def checkpoint_folder(model: ModelSpec) -> Path:
+    """The folder with a target's checkpoint; one on S3 or the hub is fetched, once a machine."""
+    if weights.is_s3(model.path):
+        return weights.fetch(model.path, model.revision)
+    return targets.fetch(locate(model.path), model.revision)
+
+
+def drafter_file(drafter: DrafterSpec) -> Path | None:
+    """The file with a drafter's checkpoint, if it has one; one on S3 is fetched, once a machine."""
+    if drafter.checkpoint is None:
+        return None
+    if weights.is_s3(drafter.checkpoint):
+        return weights.fetch_file(drafter.checkpoint, drafter.sha)
+    return Path(locate(drafter.checkpoint))
+
+
 def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
     """The spec of a configs/model/ entry, its revision resolved to the weights themselves.
 
@@ -280,24 +297,33 @@ def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
     if (options.get("dtype") or "float32") not in DTYPES:
         raise ValueError(f"dtype: no dtype {options['dtype']!r}; there are {', '.join(DTYPES)}")
     family, path, stop_ids = options["family"], options["path"], options.get("stop_ids")
+    tokens = options.get("mask_id"), None if stop_ids is None else tuple(stop_ids)
     return ModelSpec(
         name=name,
         family=family,
         path=path,
-        revision=targets.resolve(
-            family,
-            locate(path),
-            options.get("revision"),
-            options.get("mask_id"),
-            None if stop_ids is None else tuple(stop_ids),
-        ),
+        revision=_resolve_s3(family, path, *tokens)
+        if weights.is_s3(path)
+        else targets.resolve(family, locate(path), options.get("revision"), *tokens),
         block_length=options["block_length"],
         dtype=options.get("dtype") or "float32",
-        mask_id=options.get("mask_id"),
-        stop_ids=None if stop_ids is None else tuple(stop_ids),
+        mask_id=tokens[0],
+        stop_ids=tokens[1],
         chat=_chat(options.get("chat")),
         exact=targets.exact(family),
     )
+
+
+def _resolve_s3(family: str, address: str, mask_id: int | None, stop_ids: tuple[int, ...] | None) -> str:
+    try:
+        folder, revision = weights.outline(address)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"path: {error}") from None
+    try:
+        targets.check_folder(family, folder, mask_id, stop_ids)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(folder), address)) from None
+    return revision
 
 
 def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
@@ -316,7 +342,10 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     if type(pad_pieces) is not int or pad_pieces < -1:
         raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
-    file, sha = Path(locate(checkpoint)) if checkpoint else None, None
+    try:
+        file, sha = drafter_file(DrafterSpec(name, method, checkpoint)), None
+    except OSError as error:
+        raise ValueError(f"checkpoint: {error}") from None
     if file is not None:
         if not file.is_file():
             raise ValueError(f"checkpoint: no file {checkpoint}")
@@ -337,9 +366,9 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
 
     Raises ValueError, in one line, for a checkpoint that is no such file.
     """
-    if spec.checkpoint is None:
+    file = drafter_file(spec)
+    if file is None:
         return {}
-    file = Path(locate(spec.checkpoint))
     try:
         made_of = json.loads(file.read_text()) if file.suffix == ".json" else provenance(file)
         return {task: frozenset(rows) for task, rows in made_of.get("trained_on", {}).items()}
