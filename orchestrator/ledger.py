@@ -131,13 +131,17 @@ class Decoded(Record):
     def __getitem__(self, name: str) -> Any:
         if name in self._HELD and ((value := getattr(self, name)) is not None or name == "difference"):
             return value
-        return self._CONSTANT.get(name) or self._reader.record(self._line)[name]
+        return self._CONSTANT.get(name) or self.whole()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._reader.record(self._line))
+        return iter(self.whole())
 
     def __len__(self) -> int:
-        return len(self._reader.record(self._line))
+        return len(self.whole())
+
+    def whole(self) -> Record:
+        """All of it, from the disk."""
+        return self._reader.record(self._line)
 
 
 class _Reader:
@@ -210,6 +214,10 @@ class Ledger:
         not a result, and one that was tried again says more of why. Records read what they hold when they are asked.
         """
         return self._results
+
+    def decodes(self) -> Iterator[Record]:
+        """The records of `results`, one after another and each whole: for who needs all that they hold."""
+        return (held.whole() if isinstance(held, Decoded) else held for held in self._results.values())
 
     def scores(self) -> Mapping[ScoreKey, Record]:
         """The score of each (task, row, text sha, scorer version), oldest first: the last one made counts.

@@ -65,17 +65,22 @@ def frame(sweep: Sweep, decodes: Iterable[Record], scores: Iterable[Record]) -> 
     none. Texts that a record left out because they equal the control's are put back.
     """
     cells = {cell.key: cell for cell in sweep.cells}
-    planned = {(key, row) for key, rows in sweep.rows.items() for row in rows}
-    rows = [_sample(cells[record["cell"]], record) for record in decodes if (record["cell"], record["row"]) in planned]
-    columns = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
-    samples = pd.DataFrame(rows, columns=columns).astype(object)
+    planned = {ids: frozenset(ids) for ids in sweep.rows.values()}
+    names = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    shared: dict[str, str] = {}
+    for record in decodes:
+        if record["row"] in planned.get(sweep.rows.get(record["cell"], ()), ()):
+            for name, value in _sample(cells[record["cell"]], record).items():
+                columns[name].append(shared.setdefault(value, value) if isinstance(value, str) else value)
+    samples = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
     return _join_scores(_restore_texts(samples), scores)
 
 
 def load(folder: Place) -> tuple[Sweep, pd.DataFrame]:
     """The sweep in `folder` and its samples as `frame` gives them. UserError where there is no sweep."""
     sweep, records = read_sweep(folder), Ledger(folder)
-    return sweep, frame(sweep, records.results().values(), records.scores().values())
+    return sweep, frame(sweep, records.decodes(), records.scores().values())
 
 
 def _sample(cell: Cell, record: Record) -> dict[str, Any]:

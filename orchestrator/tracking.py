@@ -197,7 +197,7 @@ class _Runs:
     def replay(self) -> None:
         """Log whatever of the ledger MLflow lacks."""
         ledger = Ledger(self._sweep.folder)
-        decodes = iter(ledger.results().values())
+        decodes = ledger.decodes()
         while some := tuple(islice(decodes, _REPLAYED)):
             self.log(some, ())
         self.log((), tuple(ledger.scores().values()))
