@@ -275,6 +275,8 @@ def seal(segments: Bucket, epoch: int) -> None:
     """From here on no driver of an earlier epoch can add a segment."""
     sizes: dict[int, list[int]] = {}
     for name, tag in segments.tags().items():
+        if not re.fullmatch(r"\d{6}-\d{6}\.jsonl", name):  # a folder's segment, copied here, has no epoch
+            continue
         sizes.setdefault(int(name.partition("-")[0]), []).append(tag.size)
     for earlier in range(1, epoch):
         there = sizes.get(earlier, [])
@@ -288,7 +290,7 @@ def seal(segments: Bucket, epoch: int) -> None:
 
 def fetch_segments(segments: Bucket, cache: Path) -> list[Path]:
     """The segments as files in `cache`; those that were fetched before, and have the same ETag, are there already."""
-    tags = {name: tag for name, tag in segments.tags().items() if tag.size}
+    tags = {name: tag for name, tag in segments.tags().items() if tag.size and name.endswith(".jsonl")}
     files = {name: cache / _file_name(name, tag) for name, tag in tags.items()}
     cache.mkdir(parents=True, exist_ok=True)
     for file in set(cache.glob("*.jsonl")) - set(files.values()):

@@ -4,6 +4,7 @@ The proxy hands requests on one at a time: moto checks If-None-Match and If-Matc
 """
 
 import http.client
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[Proxy]:
     """A proxy with an empty server behind it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     proxy = Proxy(server.get_host_and_port()[1])

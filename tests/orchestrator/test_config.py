@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, settings
+from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, relocated, settings
 from orchestrator.errors import UserError
+from workers.store import place
 
 MISTAKES = [
     (["limt=5"], "command line: limt: unknown key; did you mean 'limit'?"),
@@ -276,3 +277,11 @@ def test_every_mlflow_store_that_there_is_is_taken(uri):
 def test_settings_are_checked_like_a_grid():
     with pytest.raises(UserError, match="command line: limit: Interpolation key 'x' not found"):
         settings(Config("x"), ["limit=${x}"])
+
+
+def test_the_database_of_a_store_on_s3_is_here():
+    config, _ = load("quickstart", ["store=s3://bucket/x"])
+    assert (str(config.folder), config.mlflow) == ("s3://bucket/x/quickstart", "sqlite:///runs/mlflow.db")
+    moved = relocated(config.as_dict(), place("s3://other/y/quickstart"))
+    assert (moved["store"], moved["mlflow"]) == ("s3://other/y", "sqlite:///runs/mlflow.db")
+    assert relocated(config.as_dict(), place("new/quickstart"))["mlflow"] == "sqlite:///new/mlflow.db"
