@@ -43,7 +43,7 @@ from orchestrator.executors import (
     wanted_scorers,
 )
 from orchestrator.grid import decode_spec
-from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
+from orchestrator.ledger import Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
 from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
 from orchestrator.progress import counter, view
 from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
@@ -51,7 +51,7 @@ from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
 from orchestrator.standing import failures_table, follow, states_table
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
-from workers.store import open_store
+from workers.store import Place, StoreError, open_store, place
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
@@ -77,18 +77,18 @@ TracesOption = Annotated[
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Begin nothing more once a sample has failed.")]
 
-WATCH_SECONDS = 1.0  # between two looks at the ledger
+WATCH_SECONDS, WATCH_S3_SECONDS = 1.0, 5.0  # between two looks at the ledger; a look at S3 is two requests or more
 MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 
 
 def main(arguments: Sequence[str] | None = None, workers: Backend | None = None) -> int:
     """Run the command line `arguments` (the process's own by default) and return the exit code.
 
-    A UserError becomes its one line here and nowhere else. `workers` stands in for workers/ in tests.
+    A UserError, or what S3 says, becomes its one line here and nowhere else. `workers` stands in for workers/ in tests.
     """
     try:
         app(args=None if arguments is None else list(arguments), obj=workers)
-    except UserError as error:
+    except (UserError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except SystemExit as end:
@@ -234,7 +234,7 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
 
 def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool, fail_fast: bool) -> Outcome:
     config = plan.config
-    with Ledger.write(config.folder, time.time()) as ledger:
+    with Ledger.write(config.folder, time.time(), partial(_print, console)) as ledger:
         pending = any(plan.waves(ledger.results(), retry_failed))
         mirror, say = _mirror(_amend(console, plan, workers, pending)), partial(_print, console)
         try:
@@ -269,7 +269,7 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
     The environment is the one that made the results: where nothing is `pending`, it stays what it was.
     """
     folder = plan.config.folder
-    previous = read_sweep(folder) if (folder / "sweep.yaml").exists() else None
+    previous = read_sweep(folder) if has_sweep(folder) else None
     if previous is not None and not pending:
         environment = previous.environment
     else:
@@ -353,7 +353,7 @@ def rescore(
     count = wanted_scorers(replace(config.workers, address=None), 0)
     make_scorers = partial(LocalScorers, workers.make_judge, count)
     try:
-        with Ledger.write(folder, time.time()) as ledger, counter(console, "texts") as show:
+        with Ledger.write(folder, time.time(), partial(_print, console)) as ledger, counter(console, "texts") as show:
             found = score_again(sweep, tasks, ledger, make_scorers, every, show, time.time)
     except KeyboardInterrupt:
         print("stopped; the scores that were made are kept, and the same command goes on", file=sys.stderr)
@@ -419,7 +419,7 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
                 print(said := line, flush=True)
             if driver is None or standing.ended:
                 break
-            time.sleep(WATCH_SECONDS)
+            time.sleep(WATCH_SECONDS if isinstance(folder, Path) else WATCH_S3_SECONDS)
     if not standing.ended:
         _print(console, f"no driver is running; go on with: {_command('resume', folder)}")
     raise typer.Exit(int(not standing.ended or bool(standing.failures())))
@@ -459,7 +459,7 @@ def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, a
     answer.update(folder=str(folder), mlflow=uri)
 
 
-def _sync(folder: Path, uri: str) -> None:
+def _sync(folder: Place, uri: str) -> None:
     from dashboards.report import write_report
     from orchestrator import tracking
 
@@ -471,7 +471,7 @@ def _sync(folder: Path, uri: str) -> None:
         raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
 
 
-def _try_sync(console: Console, folder: Path, uri: str) -> None:
+def _try_sync(console: Console, folder: Place, uri: str) -> None:
     """MLflow may be away: the scores are in the ledger, and `sync` brings it up."""
     try:
         _sync(folder, uri)
@@ -494,7 +494,7 @@ def ui(
 def _store_of(name: str, overrides: Sequence[str]) -> str:
     """The MLflow store of the sweep `name`, or the one that the grid `name` would write to."""
     folder = _folder(name, overrides)
-    if (folder / "sweep.yaml").is_file():
+    if has_sweep(folder):
         return _mlflow(read_sweep(_viewed(name, overrides)))
     uri = configs.load(name, overrides)[0].mlflow
     if uri is None:
@@ -990,21 +990,28 @@ def _check_out(out: Path) -> None:
         raise UserError(COMMAND_LINE, "out", f"{out}: no folder {out.parent}")
 
 
-def _folder(name: str, overrides: Sequence[str]) -> Path:
-    """The folder of sweep `name`: a folder, a sweep in the store, or else what the grid of that name writes to."""
+def _folder(name: str, overrides: Sequence[str]) -> Place:
+    """Where sweep `name` is: a folder or s3:// address, a sweep in the store, or what the grid `name` writes to."""
     stores = [text for text in overrides if text.startswith("store=")]
-    store = Path(stores[-1].removeprefix("store=") if stores else Config.store)
-    for folder in (Path(name), store / name):
-        if (folder / "sweep.yaml").is_file():
-            return folder if folder.name else folder.resolve()
+    store = _place("store", stores[-1].removeprefix("store=") if stores else Config.store)
+    for folder in [_place(name, name), store / name] if "://" not in name else [_place(name, name)]:
+        if has_sweep(folder):
+            return folder if folder.name or not isinstance(folder, Path) else folder.resolve()
     if configs.find_grid(name) is not None:
         return configs.load(name, stores)[0].folder
-    sweeps = sorted(path.parent.name for path in store.glob("*/sweep.yaml"))
+    sweeps = [found for found in open_store(store).folders() if has_sweep(store / found)]
     wrong = f"no such sweep in {store} and no such grid; sweeps: {configs.listed(sweeps)}"
     raise UserError(COMMAND_LINE, name, wrong)
 
 
-def _viewed(name: str, overrides: Sequence[str] | None) -> Path:
+def _place(key: str, where: str) -> Place:
+    try:
+        return place(where)
+    except ValueError:
+        raise UserError(COMMAND_LINE, key, f"{where!r}: a folder, or s3://bucket/prefix") from None
+
+
+def _viewed(name: str, overrides: Sequence[str] | None) -> Place:
     """The folder of a sweep that is only looked at: no override but store= means anything."""
     for text in overrides or []:
         if not text.startswith("store="):
@@ -1051,7 +1058,7 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> Answer
     return results
 
 
-def _print_unscored(console: Console, texts: TextCounts, folder: Path) -> None:
+def _print_unscored(console: Console, texts: TextCounts, folder: Place) -> None:
     """Texts without a verdict, and the way to one."""
     if texts.missing:
         _print(console, f"{texts.missing} texts are not scored yet; score them with: {_command('resume', folder)}")
@@ -1076,7 +1083,7 @@ def _accuracy(right: tuple[int, int]) -> str:
     return f"{right[0] / right[1]:.1%} of {right[1]}" if right[1] else "not scored"
 
 
-def _print_results(console: Console, folder: Path) -> Answer:
+def _print_results(console: Console, folder: Place) -> Answer:
     """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
     from orchestrator import results
@@ -1095,7 +1102,7 @@ def _print(console: Console, text: str, markup: str = "") -> None:
     console.print(markup + escape(text), highlight=False, soft_wrap=True)
 
 
-def _command(*words: str | Path) -> str:
+def _command(*words: str | Place) -> str:
     """The command line that continues with `words`, as it works when pasted here, in an activated venv or not."""
     python = Path(sys.executable)
     program = os.path.relpath(python) if python.is_relative_to(ROOT / ".venv") else "python"

@@ -24,6 +24,7 @@ from omegaconf.errors import (
 )
 
 from orchestrator.errors import UserError
+from workers.store import Place, place
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -112,8 +113,9 @@ class Config:
 
     `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
     worker deaths one sample task may cause before it is taken apart; `tolerate` the share of all samples that may fail
-    before nothing more is begun (null: all of them). `model`, `task` and `drafter` hold the entries
-    that the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
+    before nothing more is begun (null: all of them). `store` is a folder or s3://bucket/prefix; the default `mlflow` is
+    a database in that folder, or in `runs` here for a store on S3. `model`, `task` and `drafter` hold the entries that
+    the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
     """
 
     name: str
@@ -143,9 +145,9 @@ class Config:
         return replace(self.decode, **(self.model[model].get("decode") or {}))
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """Where the sweep's ledger is: `<store>/<name>`."""
-        return Path(self.store) / self.name
+        return place(self.store) / self.name
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as sweep.yaml keeps them; `load_stored` reads them back."""
@@ -193,18 +195,28 @@ def load(grid: str, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     return _build(raw, shown(path), overrides)
 
 
-def load_stored(raw: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+def load_stored(raw: dict[str, Any], file: Place, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     """The config that sweep.yaml keeps, with overrides. Its entries are the ones of the first run, not of today."""
     axes = {key: value for key, value in raw.items() if key not in CATALOGUE}
     return _build(axes, shown(file), overrides, {section: raw.get(section, {}) for section in CATALOGUE})
 
 
-def relocated(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+def relocated(raw: dict[str, Any], folder: Place) -> dict[str, Any]:
     """The stored config `raw` of a sweep that lies in `folder` now; an MLflow database in its store moved along."""
     moved = raw | {"name": folder.name, "store": str(folder.parent)}
-    if raw["mlflow"] == f"sqlite:///{raw['store']}/mlflow.db":
-        moved["mlflow"] = f"sqlite:///{folder.parent}/mlflow.db"
+    if raw["mlflow"] == mlflow_beside(raw["store"]):
+        moved["mlflow"] = mlflow_beside(str(folder.parent))
     return moved
+
+
+def here(store: str) -> str:
+    """The folder for what belongs to `store` and has to be on a disk: the store itself, or `runs` for one on S3."""
+    return Config.store if "://" in store else store
+
+
+def mlflow_beside(store: str) -> str:
+    """The MLflow database of a store by default. `sync` makes it again on any machine."""
+    return f"sqlite:///{here(store)}/mlflow.db"
 
 
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
@@ -258,8 +270,10 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def shown(path: Path) -> str:
+def shown(path: Place) -> str:
     """`path` as a person would write it: relative to the project or to where they stand, if it is inside."""
+    if not isinstance(path, Path):
+        return str(path)
     for base in (Path.cwd(), ROOT):
         if path.resolve().is_relative_to(base):
             return str(path.resolve().relative_to(base))
@@ -291,6 +305,8 @@ def _build(
     except OmegaConfBaseException as error:
         raise _explain(error, merged, "", source.of_change(str(error.full_key))) from None
     assert isinstance(config, Config)
+    if config.mlflow == f"sqlite:///{config.store}/mlflow.db":  # the default
+        config = replace(config, mlflow=mlflow_beside(config.store))
     _check(config, source)
     return config, source
 
@@ -495,7 +511,9 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     whole = all(budget >= 0 and float(budget).is_integer() for budget in config.budgets)
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
     yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
-    yield "store", "://" not in config.store, f"{config.store!r}: s3:// is not supported yet; name a folder"
+    yield "store", _is_place(config.store), f"{config.store!r}: a folder, or s3://bucket/prefix"
+    on_s3 = f"{config.mlflow!r}: no database can be on S3; sqlite:///FILE, a server, or null (`sync` makes it later)"
+    yield "mlflow", config.mlflow is None or "s3://" not in config.mlflow, on_s3
     wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"
     yield "mlflow", config.mlflow is None or bool(re.match(MLFLOW, config.mlflow)), wrong
     yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
@@ -545,6 +563,13 @@ def _product_rules(config: Config) -> Iterable[tuple[str, bool, str]]:
 def described(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
     """An entry of `exclude`, every axis with a list of values."""
     return {str(axis): values if isinstance(values, list) else [values] for axis, values in entry.items()}
+
+
+def _is_place(where: str) -> bool:
+    try:
+        return bool(place(where))
+    except ValueError:
+        return False
 
 
 def _decode_rules(decode: Decode) -> Iterable[tuple[str, bool, str]]:

@@ -19,6 +19,7 @@ from typing import Protocol
 from orchestrator.errors import Exit
 from orchestrator.executors import Died, Event, Executor, Finished, Joined, Left, Started
 from orchestrator.grid import Cell
+from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, Record, end_status
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
@@ -110,6 +111,7 @@ class Driver:
         self._until = self._scores_until = math.inf
         self._stuck_since: float | None = None
         self._stopped: str | None = None
+        self._trouble: str | None = None
         self._signals: list[int] = []
         self._on_first_signal: Callable[[int], None] = _stop
 
@@ -127,8 +129,12 @@ class Driver:
             except KeyboardInterrupt:
                 status = "KILLED"
                 raise
+            except LeaseLost:
+                status = ""  # another driver has this sweep, and its MLflow runs
+                raise
             finally:
-                self._end(status)
+                if status:
+                    self._end(status)
 
     def _run(self, retry_failed: bool) -> Outcome:
         held = self._ledger.results().items()
@@ -244,7 +250,10 @@ class Driver:
 
     def _publish(self, force: bool = False) -> None:
         """Sync when it is due, and show MLflow what is durable now."""
-        durable = self._ledger.sync(self._clock(), force)
+        durable, before = self._ledger.sync(self._clock(), force), self._trouble
+        self._trouble = self._ledger.trouble
+        if self._trouble and not before:
+            self._say(f"{self._trouble}; decoding goes on, records are kept on this machine and sent again")
         if durable:
             decodes = [record for record in durable if record["kind"] == "decode"]
             self._mirror.push(decodes, [record for record in durable if record["kind"] == "score"])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import config as configs
 from orchestrator.cluster import Cluster
-from orchestrator.config import Config, shown
+from orchestrator.config import Config, here, shown
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, decode_spec
 from orchestrator.plan import Plan, Results
@@ -73,8 +73,8 @@ class Probe:
 
 
 def default_file(config: Config, model: str) -> Path:
-    """`<store>/probe/MODEL-DEVICE.json`."""
-    return Path(config.store) / "probe" / f"{model}-{config.workers.device}.json"
+    """`<store>/probe/MODEL-DEVICE.json`; for a store on S3, in `runs`."""
+    return Path(here(config.store)) / "probe" / f"{model}-{config.workers.device}.json"
 
 
 def read(file: Path) -> Probe:

@@ -9,7 +9,6 @@ design.md §5.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -17,6 +16,7 @@ from orchestrator.config import Config, Source
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, DataSet, Grid, Group, Point, decode_spec, expand, points
 from orchestrator.ledger import Record, Sample, Sweep
+from workers.store import Place
 from workers.tasks import Canary, Score
 from workers.work import UNRESOLVED, Absent, DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
@@ -306,7 +306,7 @@ def _trained_rows(workers: Backend, drafter: DrafterSpec, source: Source) -> Map
         raise source.error(f"drafter.{drafter.name}.checkpoint", wrong) from None
 
 
-def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
+def make_sweep(plan: Plan, folder: Place, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
     """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired.
 
     The id is random: two people's sweeps may have one name and one MLflow server.

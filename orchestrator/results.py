@@ -1,6 +1,6 @@
 """Records in, numbers out: samples, one summary row a cell, and the tables a paper prints. design.md §5 "Numbers".
 
-    sweep, samples = results.load(Path("runs/first"))
+    sweep, samples = results.load(place("runs/first"))
     print(results.to_markdown(results.summary(sweep, samples)))
 
 Everything is computed from the ledger's records; nothing is stored. Where a number does not exist (an acceptance
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from rich.text import Text
 
 from orchestrator import grid
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Sweep, read_sweep
+from orchestrator.ledger import Ledger, Record, Sweep, read_sweep
+from workers.store import Place
 
 AXES = ("model", "task", "drafter", "method", "budget", "temperature", "seed", "gen_length", "stop")
 CONTROL = grid.CONTROL.name  # the drafter and the method of a cell without drafts
@@ -57,7 +57,7 @@ def oracle_knowledge(method: str, options: Mapping[str, Any]) -> str | None:
 # ---------------------------------------------------------------------------------------------------------- samples
 
 
-def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.DataFrame:
+def frame(sweep: Sweep, decodes: Iterable[Record], scores: Iterable[Record]) -> pd.DataFrame:
     """One row a (cell, data-set row) of the plan that has a decode record: axes, measurements and `correct`.
 
     `decodes` are the ledger's, one a (cell, row). `seconds` is the decoding time, `seconds_PHASE` its
@@ -65,20 +65,25 @@ def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.D
     none. Texts that a record left out because they equal the control's are put back.
     """
     cells = {cell.key: cell for cell in sweep.cells}
-    planned = {(key, row) for key, rows in sweep.rows.items() for row in rows}
-    rows = [_sample(cells[record["cell"]], record) for record in decodes if (record["cell"], record["row"]) in planned]
-    columns = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
-    samples = pd.DataFrame(rows, columns=columns).astype(object)
+    planned = {ids: frozenset(ids) for ids in sweep.rows.values()}
+    names = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    shared: dict[str, str] = {}
+    for record in decodes:
+        if record["row"] in planned.get(sweep.rows.get(record["cell"], ()), ()):
+            for name, value in _sample(cells[record["cell"]], record).items():
+                columns[name].append(shared.setdefault(value, value) if isinstance(value, str) else value)
+    samples = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
     return _join_scores(_restore_texts(samples), scores)
 
 
-def load(folder: Path) -> tuple[Sweep, pd.DataFrame]:
+def load(folder: Place) -> tuple[Sweep, pd.DataFrame]:
     """The sweep in `folder` and its samples as `frame` gives them. UserError where there is no sweep."""
     sweep, records = read_sweep(folder), Ledger(folder)
-    return sweep, frame(sweep, records.results().values(), records.scores().values())
+    return sweep, frame(sweep, records.decodes(), records.scores().values())
 
 
-def _sample(cell: Cell, record: dict) -> dict[str, Any]:
+def _sample(cell: Cell, record: Record) -> dict[str, Any]:
     seconds = record.get("seconds") or {}
     return {
         **axes(cell),
@@ -104,7 +109,7 @@ def _restore_texts(samples: pd.DataFrame) -> pd.DataFrame:
     return samples.assign(text=pd.Series([known.get(key) for key in keys], index=samples.index, dtype=object))
 
 
-def _join_scores(samples: pd.DataFrame, scores: Iterable[dict]) -> pd.DataFrame:
+def _join_scores(samples: pd.DataFrame, scores: Iterable[Record]) -> pd.DataFrame:
     latest = {(s["task"], s["row"], s["text_sha"]): s for s in sorted(scores, key=lambda s: s.get("started") or 0)}
     found = [latest.get(key, {}) for key in _text_keys(samples)]
     columns = {name: [score.get(field) for score in found] for name, field in _SCORE_FIELDS.items()}

@@ -20,10 +20,12 @@ from rich.text import Text
 
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
-from orchestrator.ledger import Record, Sample, Sweep, _segments, read_sweep, score_key
+from orchestrator.ledger import Record, Sample, Sweep, read_sweep, score_key
 from orchestrator.progress import Progress
 from orchestrator.rescore import TextCounts
+from orchestrator.segments import read_segments
 from orchestrator.workload import WORDS, CellState, count
+from workers.store import Place
 
 RATE_SECONDS = 300.0  # the rate is that of the last so many seconds
 MOST_LINES = 40  # of a table of cells; of more, places are counted
@@ -64,9 +66,9 @@ class Tail:
                 yield record
 
 
-def follow(folder: Path) -> Iterator["Standing"]:
+def follow(folder: Place) -> Iterator["Standing"]:
     """The standing of the sweep in `folder`, brought up to date at each step. Raises UserError where there is none."""
-    standing, tail = Standing(read_sweep(folder)), Tail(lambda: _segments(folder))
+    standing, tail = Standing(read_sweep(folder)), Tail(lambda: read_segments(folder))
     while True:
         standing.add(tail.read())
         yield standing

@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,7 @@ from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
 from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
-from workers import sources
+from workers import sources, weights
 from workers.failure import Cause, cause_of
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
@@ -54,7 +55,7 @@ class Worker:
     def __init__(self, model: ModelSpec) -> None:
         torch.set_num_threads(model.threads)
         transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
-        folder = targets.fetch(locate(model.path), model.revision)
+        folder = checkpoint_folder(model)
         self._model = model
         self._tokenizer = load_tokenizer(folder)
         dtype = DTYPES[model.dtype]
@@ -70,7 +71,7 @@ class Worker:
     def _count_pass(self, *_: object) -> None:
         self.passes += 1
 
-    def run(self, task: Work) -> list[dict[str, Any]]:
+    def run(self, task: Work) -> list[Mapping[str, Any]]:
         """The records of `task`: decode records, or the one of a shard of traces."""
         return [self.trace(task)] if isinstance(task, TraceTask) else self.sample(task)
 
@@ -81,7 +82,7 @@ class Worker:
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 
-    def sample(self, task: SampleTask) -> list[dict[str, Any]]:
+    def sample(self, task: SampleTask) -> list[Mapping[str, Any]]:
         """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
         timed = [CONTROL, *(m for m in task.methods if not _is_oracle(m))]
         outcomes: dict[str, _Outcome] = {}
@@ -148,8 +149,8 @@ class Worker:
         spec = method.drafter
         assert spec is not None
         if spec not in self._drafters:
-            checkpoint = Path(locate(spec.checkpoint)) if spec.checkpoint else None
-            self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
+            file = drafter_file(spec)
+            self._drafters[spec] = drafters.load(spec.method, file, self._model.device, **dict(spec.options))
         drafter = self._drafters[spec]
         if isinstance(drafter, Oracle):
             return drafter.of(control or self.decode(task, CONTROL))
@@ -297,6 +298,22 @@ def locate(path: str) -> str:
     return str(inside) if not Path(path).exists() and inside.parent.is_dir() else path
 
 
+def checkpoint_folder(model: ModelSpec) -> Path:
+    """The folder with a target's checkpoint; one on S3 or the hub is fetched, once a machine."""
+    if weights.is_s3(model.path):
+        return weights.fetch(model.path, model.revision)
+    return targets.fetch(locate(model.path), model.revision)
+
+
+def drafter_file(drafter: DrafterSpec) -> Path | None:
+    """The file with a drafter's checkpoint, if it has one; one on S3 is fetched, once a machine."""
+    if drafter.checkpoint is None:
+        return None
+    if weights.is_s3(drafter.checkpoint):
+        return weights.fetch_file(drafter.checkpoint, drafter.sha)
+    return Path(locate(drafter.checkpoint))
+
+
 def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
     """The spec of a configs/model/ entry, its revision resolved to the weights themselves.
 
@@ -322,11 +339,25 @@ def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
             exact=targets.exact(family),
         )
 
-    asked = options.get("revision")
+    asked, tokens = options.get("revision"), (options.get("mask_id"), stops)
     try:
-        return spec(targets.resolve(family, locate(path), asked, options.get("mask_id"), stops))
+        if weights.is_s3(path):
+            return spec(_resolve_s3(family, path, *tokens))
+        return spec(targets.resolve(family, locate(path), asked, *tokens))
     except targets.Unreachable as error:
         raise Absent(str(error), spec(asked or UNRESOLVED)) from None
+
+
+def _resolve_s3(family: str, address: str, mask_id: int | None, stop_ids: tuple[int, ...] | None) -> str:
+    try:
+        folder, revision = weights.outline(address)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"path: {error}") from None
+    try:
+        targets.check_folder(family, folder, mask_id, stop_ids)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(folder), address)) from None
+    return revision
 
 
 def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
@@ -346,12 +377,15 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     if type(pad_pieces) is not int or pad_pieces < -1:
         raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
-    file, sha = Path(locate(checkpoint)) if checkpoint else None, None
     longest = drafters.longest_block(method)
 
     def spec(sha: str | None) -> DrafterSpec:
         return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
 
+    try:
+        file, sha = drafter_file(DrafterSpec(name, method, checkpoint)), None
+    except OSError as error:
+        raise ValueError(f"checkpoint: {error}") from None
     if file is not None:
         if not file.is_file():
             remedy = f"made by: {drafters.made_by(method)}, with --out {checkpoint}"
@@ -372,9 +406,9 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
 
     Raises ValueError, in one line, for a checkpoint that is no such file.
     """
-    if spec.checkpoint is None:
+    file = drafter_file(spec)
+    if file is None:
         return {}
-    file = Path(locate(spec.checkpoint))
     try:
         made_of = json.loads(file.read_text()) if file.suffix == ".json" else provenance(file)
         return {task: frozenset(rows) for task, rows in made_of.get("trained_on", {}).items()}

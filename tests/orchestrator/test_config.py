@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, settings
+from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, relocated, settings
 from orchestrator.errors import UserError
+from workers.store import place
 
 MISTAKES = [
     (["limt=5"], "command line: limt: unknown key; did you mean 'limit'?"),
@@ -39,7 +40,12 @@ MISTAKES = [
     (["store=${"], "command line: store: 'store=${' is not YAML"),
     (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
     (["models=['???']"], "command line: models: ???: a value is missing"),
-    (["store=s3://bucket"], "command line: store: 's3://bucket': s3:// is not supported yet"),
+    (["store=gs://bucket"], "command line: store: 'gs://bucket': a folder, or s3://bucket/prefix"),
+    (["store=s3://"], "command line: store: 's3://': a folder, or s3://bucket/prefix"),
+    (
+        ["mlflow=sqlite:///s3://bucket/mlflow.db"],
+        "command line: mlflow: 'sqlite:///s3://bucket/mlflow.db': no database",
+    ),
     (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
     (["mlflow=mlruns"], "command line: mlflow: 'mlruns': sqlite:///FILE"),
     (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),
@@ -271,3 +277,11 @@ def test_every_mlflow_store_that_there_is_is_taken(uri):
 def test_settings_are_checked_like_a_grid():
     with pytest.raises(UserError, match="command line: limit: Interpolation key 'x' not found"):
         settings(Config("x"), ["limit=${x}"])
+
+
+def test_the_database_of_a_store_on_s3_is_here():
+    config, _ = load("quickstart", ["store=s3://bucket/x"])
+    assert (str(config.folder), config.mlflow) == ("s3://bucket/x/quickstart", "sqlite:///runs/mlflow.db")
+    moved = relocated(config.as_dict(), place("s3://other/y/quickstart"))
+    assert (moved["store"], moved["mlflow"]) == ("s3://other/y", "sqlite:///runs/mlflow.db")
+    assert relocated(config.as_dict(), place("new/quickstart"))["mlflow"] == "sqlite:///new/mlflow.db"
