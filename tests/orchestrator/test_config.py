@@ -38,6 +38,8 @@ MISTAKES = [
     (["store=${x}"], "command line: store: Interpolation key 'x' not found"),
     (["store=${"], "command line: store: 'store=${' is not YAML"),
     (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
+    (["store=???"], "command line: store: ???: a value is missing"),
+    (["decode.stop=???"], "command line: decode.stop: ???: a value is missing"),
     (["models=['???']"], "command line: models: ???: a value is missing"),
     (["store=s3://bucket"], "command line: store: 's3://bucket': s3:// is not supported yet"),
     (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
