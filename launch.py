@@ -84,12 +84,18 @@ MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 def main(arguments: Sequence[str] | None = None, workers: Backend | None = None) -> int:
     """Run the command line `arguments` (the process's own by default) and return the exit code.
 
-    A UserError, or what S3 says, becomes its one line here and nowhere else. `workers` stands in for workers/ in tests.
+    A UserError, what S3 says, or a file that cannot be opened becomes its one line here and nowhere else. `workers`
+    stands in for workers/ in tests.
     """
     try:
         app(args=None if arguments is None else list(arguments), obj=workers)
     except (UserError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -8,7 +8,7 @@ the input is a `UserError` naming the file (or the command line) and the key. de
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -313,6 +313,8 @@ def _build(
 
 def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
     """`change` merged into `config`, in struct mode."""
+    for missing in _missing(OmegaConf.to_container(change) if isinstance(change, DictConfig) else change):
+        raise UserError(where, missing, "???: a value is missing")  # a merge would keep what was there before
     try:
         merged = OmegaConf.merge(config, change)
     except OmegaConfBaseException as error:
@@ -320,6 +322,18 @@ def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, False)
     return merged
+
+
+def _missing(value: Any, key: str = "") -> Iterator[str]:
+    """The keys, below `key`, whose value is OmegaConf's word for a missing one."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _missing(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _missing(inner, key)
+    elif value == "???":
+        yield key
 
 
 def _override(config: DictConfig, text: str, stored: Mapping[str, Any] | None = None) -> DictConfig:

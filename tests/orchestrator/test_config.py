@@ -39,6 +39,8 @@ MISTAKES = [
     (["store=${x}"], "command line: store: Interpolation key 'x' not found"),
     (["store=${"], "command line: store: 'store=${' is not YAML"),
     (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
+    (["store=???"], "command line: store: ???: a value is missing"),
+    (["decode.stop=???"], "command line: decode.stop: ???: a value is missing"),
     (["models=['???']"], "command line: models: ???: a value is missing"),
     (["store=gs://bucket"], "command line: store: 'gs://bucket': a folder, or s3://bucket/prefix"),
     (["store=s3://"], "command line: store: 's3://': a folder, or s3://bucket/prefix"),
