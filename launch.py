@@ -4,12 +4,14 @@
     python launch.py plan quickstart budgets=[0,4,8,20]   # what would run; nothing is loaded
     python launch.py resume quickstart                    # after a crash, or Ctrl-C: loses nothing, repeats nothing
 
-Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted. (`rescore`:
-1 if a text cannot be scored.)
+Exit codes: 0 complete, 1 finished with failed samples or a bug (or ended at the first, with --fail-fast), 2 the user's
+mistake, 3 gave up (a model could not be loaded, more samples failed than `tolerate` allows, no worker came, the ledger
+could not be written), 130 after Ctrl-C, 143 after SIGTERM. (`rescore`: 1 if a text cannot be scored.)
 """
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ from orchestrator import config as configs
 from orchestrator import estimate
 from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
-from orchestrator.errors import UserError
+from orchestrator.errors import Exit, UserError
 from orchestrator.executors import (
     Executor,
     InlineExecutor,
@@ -80,6 +82,7 @@ TracesOption = Annotated[
     str | None,
     typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
 ]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Begin nothing more once a sample has failed.")]
 
 MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 
@@ -103,10 +106,10 @@ def main(arguments: Sequence[str] | None = None, workers: Backend | None = None)
 
 
 @app.command()
-def run(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
+def run(context: typer.Context, grid: GridName, overrides: Overrides = None, fail_fast: FailFast = False) -> None:
     """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it."""
     config, source = configs.load(grid, overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed=False))
+    raise typer.Exit(_run(config, source, context.obj or backend(), False, fail_fast))
 
 
 @app.command()
@@ -115,10 +118,11 @@ def resume(
     name: SweepName,
     overrides: Overrides = None,
     retry_failed: Annotated[bool, typer.Option(help="Decode failed samples once more.")] = False,
+    fail_fast: FailFast = False,
 ) -> None:
     """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
     config, source = _stored(read_sweep(_folder(name, overrides or [])), overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed))
+    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed, fail_fast))
 
 
 def _stored(sweep: Sweep, overrides: Sequence[str]) -> tuple[Config, Source]:
@@ -166,7 +170,7 @@ def plan(
     console.print(f"[dim]{escape(str(config.folder))}[/]")
 
 
-def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
+def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, fail_fast: bool) -> int:
     """Whatever is wrong with the input is found before the sweep's folder or a model is touched.
 
     So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here. And so is a
@@ -179,15 +183,20 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
     console = Console()
     _print_notes(console, plan)
     try:
-        outcome = _drive(console, plan, workers, count, retry_failed)
-    except KeyboardInterrupt:
+        outcome = _drive(console, plan, workers, count, retry_failed, fail_fast)
+    except KeyboardInterrupt as stop:
         print(f"stopped; go on with: {_command('resume', config.folder)}", file=sys.stderr)
-        return 130
+        return Exit.SIGNAL + (stop.args[0] if stop.args else signal.SIGINT)
+    except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
+        why = str(error) if isinstance(error, StoreError) else one_line(error)
+        stopped = f"{config.folder}: the sweep cannot go on ({why})"
+        print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
+        return Exit.GAVE_UP
     _print_outcome(console, outcome, config)
     return outcome.exit_code
 
 
-def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool) -> Outcome:
+def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool, fail_fast: bool) -> Outcome:
     config = plan.config
     with Ledger.write(config.folder, time.time(), partial(_print, console)) as ledger:
         pending = any(plan.waves(ledger.results(), retry_failed))
@@ -196,7 +205,8 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
             with view(console) as shown:
                 make_executor = partial(_executor, config, workers, count)
                 make_scorers = partial(_scorers, config, workers, count)
-                return Driver(plan, ledger, make_executor, count, make_scorers, mirror, shown, say).run(retry_failed)
+                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say)
+                return driver.run(retry_failed, fail_fast)
         finally:
             if mirror.behind:
                 why = mirror.error or "it did not answer in time"
@@ -226,7 +236,7 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
 
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
     if config.workers.executor == "inline":
-        return InlineExecutor(workers.make_worker)
+        return InlineExecutor(workers.make_worker, count)
     return RayExecutor(workers.make_worker, config.workers, count, wanted_scorers(config.workers, count))
 
 
@@ -760,7 +770,7 @@ def _make_shards(config: Config, source: Source, workers: Backend, shards: Seque
     """Make what the store lacks; the command ends here, with 1, where that fails."""
     count = check_room(config, source)
     executor, say = partial(_executor, config, workers, count), partial(_print, Console())
-    failed = make_shards(shards, executor, count, config.retries, say)
+    failed = make_shards(shards, executor, config.retries, say)
     for line in failed:
         say(line, "[red]failed[/] ")
     if failed:
@@ -880,7 +890,7 @@ def _print_notes(console: Console, plan: Plan) -> None:
 
 
 def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
-    if not outcome.ran and not outcome.interrupted and not outcome.given_up:
+    if not outcome.ran and not outcome.signal and not outcome.stopped and not outcome.given_up:
         console.print("nothing to decode: every sample has its record")
     if outcome.ignored:
         console.print(f"{outcome.ignored} records came for a sample that already had one, and were ignored")
@@ -888,11 +898,13 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
         _print(console, f"{cell.label}, row {row}: {error}", "[red]failed[/] ")
     for model, error in outcome.given_up.items():
         _print(console, f"model {model} could not be loaded, its samples are left: {error}", "[red]failed[/] ")
+    if outcome.stopped:
+        _print(console, f"stopped early, samples are left: {outcome.stopped}", "[red]failed[/] ")
     _print_results(console, config.folder)
     if outcome.failed:
         _print(console, f"retry:  {_command('resume', config.folder, '--retry-failed')}")
     _print_unscored(console, outcome.texts, config.folder)
-    if outcome.interrupted:
+    if outcome.signal:
         _print(console, f"interrupted; go on with: {_command('resume', config.folder)}")
     for cell, row in outcome.bugs:
         print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)

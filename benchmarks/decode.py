@@ -24,7 +24,8 @@ from orchestrator import config as configs  # noqa: E402
 from orchestrator import results  # noqa: E402
 
 COLUMNS = {
-    "method": "method", "budget": "budget", "temperature": "T", "n": "n", "nfe": "NFE", "nfe_ratio": "NFE ratio",
+    "model": "model", "method": "method", "budget": "budget", "temperature": "T", "n": "n", "nfe": "NFE",
+    "nfe_ratio": "NFE ratio",
     "throughput": "throughput ratio (95 %)", "efficiency": "efficiency", "target": "target", "draft": "draft",
     "rest": "rest", "memory": "peak MB", "accuracy": "accuracy", "identical": "identical",
 }  # fmt: skip
@@ -42,6 +43,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     timed = ratio is not None and row["throughput_ratio_low"] is not None
     interval = f"{ratio:.2f} ({row['throughput_ratio_low']:.2f}–{row['throughput_ratio_high']:.2f})" if timed else "–"
     shown = {
+        "model": row["model"],
         "method": results.method_name(row),
         "budget": str(row["budget"]),
         "temperature": f"{row['temperature']:g}",

@@ -71,6 +71,10 @@ def _report(
     accepted = ", ".join(f"{n}: {drafter.cost.accepted(n):.2f}" for n in budgets)
     yield f"## T = {temperature:g}, {len(seconds)} prompts\n\nms of a pass by number of drafts: {curve}\n"
     yield f"drafts accepted a drafted pass: {accepted}\n"
+    sureness = ", ".join(
+        f"{drafter.cost.best_budget(bound, budgets[-1])} from {bound:.2f}" for bound, _ in drafter.cost.sureness
+    )
+    yield f"budget by the first draft's mass: {sureness}\n"
     yield "| method | ms a prompt |\n| --- | ---: |"
     for method, total in zip(methods, seconds.sum(0), strict=True):
         yield f"| {method.cell} | {1000 * total / len(seconds):.0f} |"

@@ -64,6 +64,7 @@ def render(sweep: Sweep, samples: pd.DataFrame) -> str:
         table=_grouped(rows),
         interval=_interval,
         oracles=any(results.is_oracle(row["method"]) for row in merged),
+        shared=any(row["shared"] for row in merged),
         verdict=_verdict(merged),
         exceptions=_exceptions(merged),
         groups=_figures(merged),

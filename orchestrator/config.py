@@ -84,6 +84,10 @@ class Workers:
     `count` is a number of actors or "auto" (one a GPU, or one per `threads` cores). `address` is that of a running
     Ray cluster; without one, Ray is started on this machine. `executor: inline` decodes in this process, to debug.
     `scorers` is how many texts are scored at once beside decoding; "auto" takes the cores left over, 1 to 8.
+    `per_gpu` workers share a GPU: more texts an hour, and no timing worth the name.
+
+    In seconds: a worker that makes no pass and delivers nothing for `hang_timeout` is ended; a cluster without a worker
+    is waited for up to `scale_timeout`; what is in flight has `grace` to end after SIGTERM.
     """
 
     device: str = "cpu"
@@ -92,6 +96,10 @@ class Workers:
     executor: str = "ray"
     address: str | None = None
     scorers: int | str = "auto"
+    per_gpu: int = 1
+    hang_timeout: float = 600.0
+    scale_timeout: float = 600.0
+    grace: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -99,10 +107,10 @@ class Config:
     """One sweep. The axes multiply into cells; `limit` rows of each task are decoded, all of them if null.
 
     `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
-    worker deaths one sample task may cause before it is taken apart. `store` is a folder or s3://bucket/prefix; the
-    default `mlflow` is a database in that folder, or in `runs` here for a store on S3. `model`, `task` and `drafter`
-    hold the entries that the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line
-    change in them.
+    worker deaths one sample task may cause before it is taken apart; `tolerate` the share of all samples that may fail
+    before nothing more is begun (null: all of them). `store` is a folder or s3://bucket/prefix; the default `mlflow` is
+    a database in that folder, or in `runs` here for a store on S3. `model`, `task` and `drafter` hold the entries that
+    the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
     """
 
     name: str
@@ -117,6 +125,7 @@ class Config:
     decode: Decode = field(default_factory=Decode)
     workers: Workers = field(default_factory=Workers)
     retries: int = 2
+    tolerate: float | None = None
     store: str = "runs"
     mlflow: str | None = "sqlite:///${store}/mlflow.db"
     model: dict[str, Any] = field(default_factory=dict)
@@ -491,6 +500,11 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     counted = workers.count == "auto" or (isinstance(workers.count, int) and workers.count > 0)
     yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
     scored = workers.scorers == "auto" or (isinstance(workers.scorers, int) and workers.scorers > 0)
+    yield "workers.per_gpu", workers.per_gpu > 0, f"{workers.per_gpu}: one worker or more"
+    for key in ("hang_timeout", "scale_timeout", "grace"):
+        yield f"workers.{key}", getattr(workers, key) > 0, f"{getattr(workers, key)}: seconds, more than 0"
+    tolerated = config.tolerate is None or 0 <= config.tolerate <= 1
+    yield "tolerate", tolerated, f"{config.tolerate}: a share of the samples, 0 to 1, or null for however many"
     yield "workers.scorers", scored, f"{workers.scorers!r}: 'auto' or one scorer or more"
 
 

@@ -60,8 +60,10 @@ class Judge(Protocol):
 
 
 class Worker(Protocol):
-    """A loaded target; does one task and returns its records."""
+    """A loaded target; does one task and returns its records. `passes` counts its forwards: a sign of life."""
 
+    @property
+    def passes(self) -> int: ...
     def run(self, task: Work, /) -> list[Record]: ...
 
 
@@ -175,7 +177,12 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
     """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no target."""
     models = {name: _found(source, "model", workers.resolve_model, name, config) for name in config.models}
     models = {
-        name: replace(spec, device=config.workers.device, threads=config.workers.threads)
+        name: replace(
+            spec,
+            device=config.workers.device,
+            threads=config.workers.threads,
+            per_gpu=config.workers.per_gpu if config.workers.device == "cuda" else 1,
+        )
         for name, spec in models.items()
     }
     drafters = {name: _found(source, "drafter", workers.resolve_drafter, name, config) for name in config.drafters}

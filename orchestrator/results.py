@@ -29,14 +29,14 @@ CONTROL = grid.CONTROL.name  # the drafter and the method of a cell without draf
 _FIELDS = ("cell", "row", "status", "error", "text", "text_sha", "length", "nfe", "cache_passes", "drafted",
            "drafted_passes", "accepted", "accepted_by_depth", "control_nfe", "control_seconds", "control_sha",
            "identical", "difference", "device", "dtype", "threads", "node", "started", "finished",
-           "peak_bytes")  # fmt: skip
+           "peak_bytes", "per_gpu")  # fmt: skip
 _SCORE_FIELDS = {"correct": "correct", "answer": "answer", "scored_at": "started"}
 _PHASES = ("prefill", "target", "draft", "rest")
 _RESAMPLES = 1000
 # The columns that are averaged over seeds; `NAME_low` and `NAME_high` exist for the three with an interval.
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
             "tokens_per_second", "cache_passes", "oracle_share", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
-_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug")
+_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug", "shared")
 
 
 def is_oracle(method: str) -> bool:
@@ -123,10 +123,10 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, in the sweep's order, unfinished and empty cells included.
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
-    control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap
-    95 % interval over rows (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the
-    position oracle saves at its budget, over their common rows, None where the sweep has no such cell; survival, the
-    share of drafted passes in which at least 1, 2, ... drafts were accepted.
+    control's), numeric, bug, shared (timed on a GPU that others used, too) (counts); MEASURES, of which nfe_ratio,
+    throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`), and oracle_share is the
+    share that the cell recovers of what the position oracle saves at its budget, over their common rows, None where the
+    sweep has no such cell; survival, the share of drafted passes in which at least 1, 2, ... drafts were accepted.
     """
     groups = {cell.key: samples[:0] for cell in sweep.cells} | dict(list(samples.groupby("cell", sort=False)))
     oracles = {_place(cell): groups[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
@@ -168,6 +168,7 @@ def _summarise(cell: Cell, planned: int, samples: pd.DataFrame) -> dict[str, Any
         "same": int(good["identical"].eq(True).sum()),
         "numeric": int((good["difference"] == "numeric").sum()),
         "bug": int((good["difference"] == "bug").sum()),
+        "shared": int((_numbers(good, "per_gpu") > 1).sum()),
     }
     identity = {"cell": cell.key, **axes(cell), "label": cell.label}
     return {**identity, **counts, **_passes(good), **_acceptance(good), **_times(cell, good), **_quality(good, scored)}
@@ -291,6 +292,7 @@ _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}"
             "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
 _WORDS = ("model", "task", "method")  # set flush left
 _NOTHING = "–"
+_SHARED = " ‡"
 
 
 def display_rows(
@@ -321,6 +323,8 @@ def _display(row: dict[str, Any], plus_minus: str, spread: tuple[str, ...]) -> d
     shown = {name: _number(row, name, plus_minus if name in spread else None) for name in _FORMATS}
     if row["numeric"]:
         shown["identical"] += f" ({row['numeric']})"
+    if row["shared"]:
+        shown["throughput_ratio"] += _SHARED
     done = f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
     names = {"model": row["model"], "task": row["task"], "method": method_name(row), "budget": f"{row['budget']:g}",
              "temperature": f"{row['temperature']:g}"}  # fmt: skip
@@ -389,6 +393,8 @@ def _caption(rows: list[dict[str, Any]]) -> str | None:
         notes.append("Red: a text differs from the control for no numeric reason.")
     if any("†" in row["method"] for row in rows):
         notes.append("† diagnostic: has seen the answer, untimed.")
+    if any(_SHARED in row["throughput_ratio"] for row in rows):
+        notes.append("‡ timed on a GPU that other workers used, too.")
     return " ".join(notes) or None
 
 
@@ -420,8 +426,8 @@ def to_latex(summarised: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed",
-          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
+_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "‡": r"$\ddagger$",
+          "✗": r" failed", "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
 
 
 def _latex_cell(row: dict[str, Any], name: str) -> str:

@@ -114,7 +114,13 @@ def decode(
     budget: int = 0,
     watch: Watch | None = None,
 ) -> Decoding:
-    """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0."""
+    """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0.
+
+    Raises ValueError where the prompt holds the mask token, which would be decoded too.
+    """
+    if target.config.mask_id in prompt:
+        at = prompt.index(target.config.mask_id)
+        raise ValueError(f"the prompt holds the mask token, {target.config.mask_id}, at position {at}")
     run = _Run(target, prompt, settings, noise, drafter if budget else None, budget, watch)
     end = run.end if settings.suffix == "keep" else None
     cache_passes = target.prefill(prompt, settings.layout, settings.cache, end)

@@ -17,6 +17,7 @@ class ModelSpec:
 
     `mask_id` and `stop_ids` None are the checkpoint's own. `chat` has the chat template's arguments, None for its
     defaults; False feeds a prompt as it is. `exact`: its prefix cache is, so that what follows a block changes nothing.
+    `per_gpu` workers share a GPU; where it is not 1, no time that they take is theirs alone.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelSpec:
     exact: bool = True
     device: str = "cpu"
     threads: int = 1
+    per_gpu: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A worker: one target with its drafters, doing sample and trace tasks. Plain Python; Ray wraps it in an actor."""
 
+import gc
 import hashlib
 import json
 import platform
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +28,7 @@ from spot.pass_cost import PassCost, measure_pass_cost
 from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
 from workers import weights
+from workers.failure import Cause, cause_of
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
 from workers.work import Chat, DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
@@ -49,9 +51,14 @@ class Worker:
         self.target = targets.load(
             model.family, folder, model.block_length, dtype, model.device, model.mask_id, model.stop_ids
         )
+        self.passes = 0
+        cast(torch.nn.Module, self.target).register_forward_pre_hook(self._count_pass)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self._costs: dict[_Asked, PassCost] = {}
         self._warm: set[_Asked] = set()
+
+    def _count_pass(self, *_: object) -> None:
+        self.passes += 1
 
     def run(self, task: Work) -> list[Mapping[str, Any]]:
         """The records of `task`: decode records, or the one of a shard of traces."""
@@ -116,10 +123,15 @@ class Worker:
             reset_peak(self._model.device)
             decoding = self.decode(task, method, control=control)
             return _Outcome(decoding, None, started, time.time(), peak_bytes(self._model.device))
-        except torch.AcceleratorError:
-            raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
-            return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
+            cause = cause_of(error)
+            if cause == "cuda":
+                raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+        if cause == "oom-cuda":  # outside the handler, whose traceback holds the tensors
+            gc.collect()
+            torch.cuda.empty_cache()
+        return _Outcome(None, said, started, time.time(), cause=cause)
 
     def drafter(self, task: SampleTask, method: MethodTask, control: Decoding | None = None) -> Drafter:
         """The loaded drafter of `method`; an oracle is told the control, spot-auto what passes cost."""
@@ -157,6 +169,7 @@ class Worker:
             "device": self._model.device,
             "dtype": self._model.dtype,
             "threads": torch.get_num_threads(),
+            "per_gpu": self._model.per_gpu,
             "node": platform.node(),
             "started": outcome.started,
             "finished": outcome.finished,
@@ -164,7 +177,7 @@ class Worker:
         }
         if outcome.decoding is None or control.decoding is None:
             error = outcome.error or f"its control failed: {control.error}"
-            return record | {"status": "failed", "error": error}
+            return record | {"status": "failed", "error": error, "cause": outcome.cause or control.cause}
         identical = outcome.decoding.tokens == control.decoding.tokens
         is_repeat = identical and method.drafter is not None and task.control is not None
         return (
@@ -210,6 +223,7 @@ class _Outcome:
     started: float
     finished: float
     peak_bytes: int | None = None
+    cause: Cause | None = None
 
 
 def decode_settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:

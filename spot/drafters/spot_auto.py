@@ -25,10 +25,12 @@ def load(checkpoint: Path, device: str, tokgate: float = 0.6, edge: bool = False
 
 @dataclass(frozen=True)
 class SpotAuto:
-    """Drafts the number of states, up to the budget, that brings the most steps a second; all of it without `cost`.
+    """Drafts the number of states, up to the budget, that gains most (`PassCost.best_budget`).
+
+    All of the budget without `cost`.
 
     Growing a tree to learn its mass is most of what a small one costs. So what n drafts bring is the mean acceptance
-    that was measured along with the cost, scaled by how sure the order model is of this pass's first commit.
+    that was measured along with the cost, for passes as sure of their first commit as this one.
     """
 
     spot: Spot
@@ -36,13 +38,5 @@ class SpotAuto:
 
     def draft(self, context: Context, budget: int) -> list[State]:
         cost = self.cost
-        choose = (lambda log_masses: best_budget(math.exp(log_masses[0]), cost, budget)) if cost else None
+        choose = (lambda log_masses: cost.best_budget(math.exp(log_masses[0]), budget)) if cost else None
         return [draft.state for draft in self.spot.grow(context, budget, choose=choose)]
-
-
-def best_budget(first_mass: float, cost: PassCost, most: int) -> int:
-    """The n up to `most` of the largest (1 + expected acceptance) / seconds, the smallest at a tie."""
-    usual = cost.accepted(1)
-    scale = first_mass / usual if usual else 0.0
-    worth = [(1 + scale * cost.accepted(n)) / cost.seconds(n) for n in range(most + 1)]
-    return worth.index(max(worth))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -32,6 +33,9 @@ PAD_WEIGHT = 0.1  # the end-of-text tail is easy and long: at full weight it dro
 POOL = 4  # batches whose examples are sorted by length together, so that little of a batch is padding
 CHECKPOINT_EVERY = 250
 
+TOKENIZERS = ("bytes", "words")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 Example = Callable[[int], tuple[str, str]]
 
 
@@ -39,7 +43,9 @@ Example = Callable[[int], tuple[str, str]]
 class TrainSettings:
     """What decides the trained weights. `steps` batches of `batch_size` examples, one pass over fresh data.
 
-    The rate falls by a cosine; at step `restart`, if that is not 0, it warms up once more.
+    The rate falls by a cosine; at step `restart`, if that is not 0, it warms up once more. `tokenizer` is "bytes", a
+    byte-level BPE of `vocab_size` entries, or "words", a table of at most so many. The weights are kept as `dtype`.
+    ValueError, `key: what is wrong`, for what cannot be.
     """
 
     steps: int = 5000
@@ -49,12 +55,19 @@ class TrainSettings:
     warmup: int = 300
     restart: int = 0
     block_length: int = 32
+    tokenizer: str = "bytes"
     vocab_size: int = 480
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for key, allowed in (("tokenizer", TOKENIZERS), ("dtype", DTYPES)):
+            if (value := getattr(self, key)) not in allowed:
+                raise ValueError(f"{key}: {value!r}; {' or '.join(allowed)} expected")
 
 
 def train_target(example: Example, out: Path, settings: TrainSettings, report: Callable[[str], None] = print) -> None:
@@ -63,7 +76,7 @@ def train_target(example: Example, out: Path, settings: TrainSettings, report: C
     Continues from `out/training/` where an earlier call was interrupted; raises ValueError if that call had other
     settings.
     """
-    tokenizer = build_tokenizer(example, settings.vocab_size)
+    tokenizer = build_tokenizer(example, settings)
     config = target_config(tokenizer, settings)
     torch.manual_seed(settings.seed)
     model = Qwen3ForCausalLM(config)
@@ -87,17 +100,18 @@ def train_target(example: Example, out: Path, settings: TrainSettings, report: C
     save_checkpoint(out, model, tokenizer, settings)
 
 
-def build_tokenizer(example: Example, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE learned on the first 2,000 examples, with SDAR's special tokens and chat template."""
-    tokenizer = Tokenizer(models.BPE())
+def build_tokenizer(example: Example, settings: TrainSettings) -> PreTrainedTokenizerFast:
+    """A tokenizer learned on the first 2,000 examples, with SDAR's special tokens and chat template.
+
+    Of "words", one that was never seen becomes the end of text.
+    """
+    words, special = settings.tokenizer == "words", [PAD, START, END, MASK]
+    tokenizer = Tokenizer(models.WordLevel(unk_token=PAD) if words else models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, START, END, MASK],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    size: dict[str, Any] = {"vocab_size": settings.vocab_size, "special_tokens": special, "show_progress": False}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.WordLevelTrainer(**size) if words else trainers.BpeTrainer(**size, initial_alphabet=alphabet)
     texts = (f"user\n{question}\nassistant\n{answer}" for question, answer in map(example, range(2000)))
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
@@ -261,8 +275,9 @@ def save_checkpoint(
 ) -> None:
     """Write config.json (SDAR's keys), model.safetensors and the tokenizer, as the published checkpoints have them."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(published_config(model.config), indent=2) + "\n")
-    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    config = published_config(model.config) | {"torch_dtype": settings.dtype}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = {name: p.detach().to(DTYPES[settings.dtype]).contiguous() for name, p in model.named_parameters()}
     save_file(weights, out / "model.safetensors", {"format": "pt", "training": json.dumps(asdict(settings))})
     tokenizer.save_pretrained(out)
 
@@ -274,7 +289,7 @@ def published_config(config: Qwen3Config) -> dict:
         "max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias hidden_act eos_token_id pad_token_id "
         "block_size mask_token_id"
     )
-    fixed = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "torch_dtype": "float32"}
+    fixed = {"architectures": ["SDARForCausalLM"], "model_type": "sdar"}
     return (
         fixed
         | {name: getattr(config, name) for name in names.split()}

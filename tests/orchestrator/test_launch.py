@@ -293,7 +293,7 @@ def test_brackets_in_an_error_are_printed_and_end_nothing(message, monkeypatch, 
         raise ValueError(message)
 
     monkeypatch.setattr(Fakes, "make_worker", broken)
-    assert run("run", "quickstart", *INLINE) == 1
+    assert run("run", "quickstart", *INLINE) == 3
     shown = capsys.readouterr().out.splitlines()
     assert f"worker 0: ValueError: {message}" in shown
     assert f"failed model tiny-sdar could not be loaded, its samples are left: ValueError: {message}" in shown

@@ -143,7 +143,7 @@ def random_graph(seed: int = 0, count: int = 40) -> tuple[Formula, ...]:
     return tuple(formula() for _ in range(count))
 
 
-COST = PassCost(Curve((0, 4, 16), (1.0, 1.02, 1.5)), Curve((0, 4, 16), (0.0, 2.0, 4.0)))
+COST = PassCost(Curve((0, 4, 16), (1.0, 1.02, 1.5)), Curve((0, 4, 16), (0.0, 2.0, 4.0)), 2.0)
 
 
 def every_drafter(order: OrderModel) -> dict[str, Drafter]:

@@ -1,5 +1,6 @@
 """What a decoding is and counts, and how a pass walks through its drafts."""
 
+import pytest
 import torch
 
 from spot.decoder import Settings, cut_at_stop, decode, next_states, open_places, usable, walk
@@ -25,6 +26,11 @@ def test_other_seeds_rows_and_tasks_draw_other_noise():
         for key in [(0, "a", "r"), (1, "a", "r"), (0, "b", "r"), (0, "a", "s")]
     }
     assert len(texts) == 4
+
+
+def test_a_prompt_that_holds_the_mask_token_is_refused():
+    with pytest.raises(ValueError, match=f"the prompt holds the mask token, {MASK}, at position 2"):
+        decode(TARGETS[8], [1, 2, MASK, 3], Settings(16), Noise(0))
 
 
 def test_decoding_ends_after_the_block_with_a_stop_id_unless_told_to_go_on():

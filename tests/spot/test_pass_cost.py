@@ -1,15 +1,15 @@
 """What a pass costs, and the budget spot-auto makes of it."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spot.decoder import Settings
+from spot import pass_cost
+from spot.decoder import Decoding, Pass, Settings
 from spot.drafters.spot import Spot
-from spot.drafters.spot_auto import SpotAuto, best_budget
-from spot.drafters.stale import Stale
+from spot.drafters.spot_auto import SpotAuto
 from spot.pass_cost import Curve, PassCost, measure_pass_cost
 from tests.spot.support import golden_target, random_order_model, situation
 
@@ -37,24 +37,66 @@ def test_one_measurement_is_a_constant():
 
 
 def test_a_cost_is_measured_without_drafts_and_at_the_budgets_asked_for():
-    cost = measure_pass_cost(golden_target(8), list(range(8)), Settings(64), Stale(), [2, 6])
+    cost = measure_pass_cost(golden_target(8), list(range(8)), Settings(64), Spot(ORDER), [2, 6])
     assert cost.seconds.drafts == cost.accepted.drafts == (0, 2, 6)
     assert 0 < cost.seconds(0) <= cost.seconds(2) <= cost.seconds(6)
     assert 0 == cost.accepted(0) <= cost.accepted(2) <= cost.accepted(6)
+    assert cost.pace >= 1 / cost.seconds(0), "draft-free decoding is one of the budgets"
+    bounds = [bound for bound, _ in cost.sureness]
+    assert bounds == sorted(bounds) and bounds[0] == 0
 
 
-@pytest.mark.parametrize("first", [0.1, 0.5, 0.95])
-@pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.2), (1.0, 1.3, 3.0), (1.0, 3.0, 9.0), (1.0, 6.0, 7.0)])
-def test_spot_auto_takes_the_budget_that_brings_the_most_steps_a_second(first, seconds):
-    cost = PassCost(Curve((0, 3, 6), seconds), ACCEPTED)
-    worth = [(1 + first / ACCEPTED(1) * ACCEPTED(n)) / cost.seconds(n) for n in range(6)]
-    assert worth[best_budget(first, cost, 5)] == max(worth)
+def test_a_pass_is_charged_what_it_takes_and_a_blocks_first_pass_is_not_counted(monkeypatch):
+    phases = {0: (8, 0), 1: (14, 12), 2: (16, 18)}  # seconds in target and draft
+
+    def found(target, prompt, settings, noise, drafter, budget):
+        drafter.first_masses = [0.9] * 4 if budget else []
+        passes = [Pass(0, 0)] * 2 + [Pass(budget, budget)] * 4 if budget else [Pass(0, 0)] * 8
+        seconds = {"prefill": 1.0, "target": phases[budget][0], "draft": phases[budget][1], "rest": 0.0}
+        return Decoding([], 8, [((0, 0),)] * 8, passes, 1, seconds)
+
+    monkeypatch.setattr(pass_cost, "decode", found)
+    cost = measure_pass_cost(golden_target(8), [], Settings(64), Spot(ORDER), [1, 2])
+    assert [cost.seconds(n) for n in (0, 1, 2)] == [1 + 3, 3 + 3, 3.5 + 4.5]
+    assert [cost.accepted(n) for n in (0, 1, 2)] == [0, 1, 2]
+    assert cost.pace == 8 / 8
 
 
-def test_spot_auto_drafts_more_where_it_is_surer_and_nothing_where_nothing_is_accepted():
-    cost = PassCost(Curve((0, 8), (1.0, 3.0)), Curve((0, 1, 8), (0.0, 0.8, 3.0)))
-    assert best_budget(0.05, cost, 8) == 0 < best_budget(0.95, cost, 8)
-    assert best_budget(0.95, PassCost(cost.seconds, Curve((0, 8), (0.0, 0.0))), 8) == 0
+def test_a_target_that_is_never_drafted_for_costs_what_a_plain_pass_does():
+    cost = measure_pass_cost(golden_target(8), list(range(8)), Settings(64, threshold=1e-9), Spot(ORDER), [2])
+    assert cost.best_budget(0.9, 2) == 0 and cost.sureness == ((0.0, 1.0),)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seconds=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=9),
+    accepted=st.lists(st.floats(0.0, 1.0), min_size=9, max_size=9),
+    factors=st.lists(st.floats(0.1, 2.0), min_size=1, max_size=4),
+    first=st.floats(0.0, 1.0),
+)
+def test_spot_auto_takes_the_budget_that_gains_most_at_the_measured_pace(seconds, accepted, factors, first):
+    numbers = range(len(seconds))
+    cost = PassCost(
+        Curve.of(dict(zip(numbers, accumulate(seconds), strict=True))),
+        Curve.of(dict(zip(range(9), accumulate(accepted), strict=True))),
+        pace=0.7,
+        sureness=tuple((i / len(factors), factor) for i, factor in enumerate(factors)),
+    )
+    factor = factors[min(int(first * len(factors) + 1e-9), len(factors) - 1)]
+    gain = [factor * cost.accepted(n) - 0.7 * cost.seconds(n) for n in range(9)]
+    assert gain[cost.best_budget(first, 8)] == pytest.approx(max(gain))
+
+
+def test_spot_auto_drafts_all_it_may_where_drafts_are_free_and_nothing_where_nothing_is_accepted():
+    free, dear = Curve((0, 8), (1.0, 1.0)), Curve((0, 8), (1.0, 3.0))
+    accepted, never = Curve((0, 1, 8), (0.0, 0.8, 3.0)), Curve((0, 8), (0.0, 0.0))
+    assert PassCost(free, accepted, 4.0).best_budget(0.5, 8) == 8
+    assert PassCost(dear, never, 1.0).best_budget(0.95, 8) == 0
+
+
+def test_spot_auto_drafts_more_where_it_is_surer():
+    cost = PassCost(Curve((0, 8), (1.0, 2.0)), Curve((0, 1, 8), (0.0, 0.8, 3.0)), 2.0, ((0.0, 0.2), (0.5, 1.0)))
+    assert cost.best_budget(0.4, 8) == 0 < cost.best_budget(0.6, 8)
 
 
 @pytest.mark.parametrize("edge", [False, True])
@@ -62,8 +104,9 @@ def test_spot_auto_drafts_the_first_of_what_spot_drafts(edge):
     spot, budgets = Spot(ORDER, edge=edge), set()
     for scale in (3.0, 8.0, 20.0):
         context = situation(done={2: 5}, scale=scale, next_table=True)
-        for last in (1.02, 1.5, 9.0):
-            drafts = SpotAuto(spot, PassCost(Curve((0, 20), (1.0, last)), ACCEPTED)).draft(context, 20)
+        for dearer in (0.02, 2.0, 9.0):
+            seconds = Curve.of({n: 1 + dearer * (n / 20) ** 2 for n in range(21)})
+            drafts = SpotAuto(spot, PassCost(seconds, ACCEPTED, 1.0)).draft(context, 20)
             assert drafts == spot.draft(context, 20)[: len(drafts)]
             budgets.add(len(drafts))
     assert len(budgets) > 2

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
 
 from spot import targets
 from spot.decoder import Settings, decode
@@ -33,6 +34,21 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     train_target(example, folder, SMALL, quiet)
     return folder
+
+
+def test_a_target_may_have_a_tokenizer_of_words_and_be_kept_in_half_precision(tmp_path):
+    words = replace(SMALL, steps=1, tokenizer="words", vocab_size=200, dtype="bfloat16")
+    train_target(example, tmp_path, words, quiet)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.tokenize("Mia has 12 pens.") == ["Mia", "Ġhas", "Ġ12", "Ġpens", "."]
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    assert targets.load("sdar", tmp_path, 32, torch.float32, "cpu").config.mask_id == tokenizer.mask_token_id
+
+
+@pytest.mark.parametrize("wrong", [{"tokenizer": "letters"}, {"dtype": "int8"}])
+def test_settings_that_cannot_be_are_refused_by_key(wrong):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: .* expected$"):
+        TrainSettings(**wrong)
 
 
 def test_a_noisy_block_sees_the_clean_blocks_before_it_and_itself():
