@@ -57,6 +57,8 @@ class Sweep:
 
 def has_sweep(folder: Place) -> bool:
     """Whether there is a sweep in `folder`."""
+    if isinstance(folder, Path):
+        return (folder / "sweep.yaml").is_file()
     return "sweep.yaml" in open_store(folder).names()
 
 
