@@ -229,7 +229,8 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
         print(f"stopped; go on with: {_command('resume', config.folder)}", file=sys.stderr)
         return Exit.SIGNAL + (stop.args[0] if stop.args else signal.SIGINT)
     except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
-        stopped = f"{config.folder}: the sweep cannot go on ({one_line(error)})"
+        why = str(error) if isinstance(error, StoreError) else one_line(error)
+        stopped = f"{config.folder}: the sweep cannot go on ({why})"
         print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
         return Exit.GAVE_UP
     results = _print_outcome(console, outcome, config)

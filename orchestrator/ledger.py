@@ -57,6 +57,8 @@ class Sweep:
 
 def has_sweep(folder: Place) -> bool:
     """Whether there is a sweep in `folder`."""
+    if isinstance(folder, Path):
+        return (folder / "sweep.yaml").is_file()
     return "sweep.yaml" in open_store(folder).names()
 
 
@@ -193,7 +195,7 @@ class Ledger:
         try:
             log = open_to_write(folder, say)
         except OSError as error:
-            raise _unwritable(folder, error) from None
+            raise UserError("", "", _unwritable(folder, error)) from None
         try:
             ledger = cls(folder, log)
             ledger._synced_at = now
@@ -229,7 +231,7 @@ class Ledger:
     def append(self, record: Record) -> bool:
         """Write `record`; False, and nothing written, where it is a decode whose place is taken already.
 
-        UserError where the disk is full, or another driver has taken over.
+        StoreError where the disk is full, LeaseLost where another driver has taken over.
         """
         if not self._takes(record):
             self.ignored += 1
@@ -238,7 +240,7 @@ class Ledger:
         try:
             line = self._log.append(_line(record))
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            raise StoreError(_unwritable(self.folder, error)) from None
         self._index(line, record)
         self._unsynced.append(line)
         return True
@@ -247,7 +249,7 @@ class Ledger:
         """The records made durable by this call, oldest first: none until 10 s or 200 records have gone by.
 
         Where S3 does not take them, `trouble` says why, and they are tried again when 10 s have gone by; with `force`
-        that is a UserError.
+        that is a StoreError. LeaseLost where another driver has taken over.
         """
         if not (force or now - self._synced_at >= SYNC_SECONDS or (self._full and not self.trouble)):
             return []
@@ -256,30 +258,26 @@ class Ledger:
             return []
         try:
             self._log.sync()
-        except StoreError as error:
-            self.trouble = str(error)
-            if force:
-                raise UserError("", "store", f"{error}; {self._log.kept()}") from None
-            return []
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            self.trouble = _unwritable(self.folder, error)
+            if force or not isinstance(error, StoreError):
+                raise StoreError(f"{self.trouble}; {self._log.kept()}") from None
+            return []
         self.trouble = None
         durable: list[Record] = [dict(self._reader.record(line)) for line in self._unsynced]
         self._unsynced.clear()
         return durable
 
     def close(self) -> None:
-        """Sync, and let the next driver in. UserError where the sync fails."""
+        """Sync, and let the next driver in. StoreError where the sync fails."""
         log, self._log = self._log, None
         if log is None:
             return
         try:
             if self._unsynced:
                 log.sync()
-        except StoreError as error:
-            raise UserError("", "store", f"{error}; {log.kept()}") from None
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            raise StoreError(f"{_unwritable(self.folder, error)}; {log.kept()}") from None
         finally:
             log.close()
 
@@ -376,14 +374,13 @@ def _scan(files: list[Path], parse: Callable[[bytes], Record]) -> Iterator[tuple
         raise UserError(f"{file}:{damaged}", "", "damaged record; move this line out of the file")
 
 
-def _unwritable(folder: Place, error: OSError) -> UserError:
-    """What the disk says, or S3, as the user's to put right."""
-    if error.strerror is None:  # S3's say where, and what to do
-        return UserError("", "store", str(error))
+def _unwritable(folder: Place, error: OSError) -> str:
+    """What the disk says, or S3, and what to do about it."""
+    if isinstance(error, StoreError):
+        return str(error)
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room, then go on with resume; no record is lost" if is_full else "choose another with store=FOLDER"
-    wrong = f"cannot be written ({error.strerror}); {remedy}"
-    return UserError(str(folder), "store", wrong)
+    remedy = "make room; no record is lost" if is_full else "choose another with store=FOLDER"
+    return f"{folder}: store: cannot be written ({error.strerror}); {remedy}"
 
 
 def end_status(rows: Mapping[str, tuple[str, ...]], results: Mapping[Sample, Record]) -> str:

@@ -170,7 +170,7 @@ class FolderStore:
         return (self._folder / name).read_bytes()
 
     def names(self) -> list[str]:
-        if not self._folder.is_dir():
+        if not self._folder.exists():
             return []
         return sorted(f.name for f in self._folder.iterdir() if f.is_file() and f.suffix != PARTIAL)
 

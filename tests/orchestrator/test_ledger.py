@@ -20,6 +20,7 @@ from orchestrator.ledger import Ledger, holder, read_sweep, write_sweep
 from orchestrator.plan import make_sweep
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes
+from workers.store import StoreError
 
 
 def decode(row, cell="c", status="ok", attempt=1, **more):
@@ -134,7 +135,7 @@ def test_a_full_disk_is_one_line_and_costs_the_record_that_did_not_fit(tmp_path,
         before = segment.read_bytes()
         with (
             disk_that_takes(len(before) + 20),
-            pytest.raises(UserError, match=r"store: cannot be written .*; make room"),
+            pytest.raises(StoreError, match=r"store: cannot be written .*; make room"),
         ):
             ledger.append(decode("r1"))
         assert segment.read_bytes() == before  # no torn line either

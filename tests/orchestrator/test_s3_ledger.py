@@ -12,7 +12,6 @@ import pytest
 
 import launch
 from orchestrator import lease, ledger, segments
-from orchestrator.errors import UserError
 from orchestrator.executors import InlineExecutor
 from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, holder, read_sweep
@@ -20,7 +19,7 @@ from tests.orchestrator.conftest import drive
 from tests.orchestrator.fakes import Fakes
 from tests.orchestrator.test_driver import Recorder
 from tests.orchestrator.test_ledger import decode
-from workers.store import open_store, place
+from workers.store import StoreError, open_store, place
 
 pytest_plugins = ["tests.s3"]
 SWEEP = place("s3://bucket/runs/quickstart")
@@ -84,7 +83,7 @@ def test_a_run_outlives_an_outage_and_says_so_once(s3):
 def test_what_could_not_be_sent_is_kept_and_the_next_run_on_this_machine_sends_it(s3, tmp_path, kind, remedy):
     failing_on_segments(s3, kind)
     mirror = Recorder()
-    with pytest.raises(UserError, match=rf"s3://bucket.*{remedy}.*records that are not there yet are kept in .*jsonl"):
+    with pytest.raises(StoreError, match=rf"s3://bucket.*{remedy}.*records that are not there yet are kept in .*jsonl"):
         drive(Fakes(), SWEEP, mirror=mirror)
     assert mirror.decodes == []  # nothing was durable
     s3.fault = lambda method, path: None
@@ -96,9 +95,19 @@ def test_what_could_not_be_sent_is_kept_and_the_next_run_on_this_machine_sends_i
     assert not list((tmp_path / "cache").glob("ledgers/*/journals/*"))
 
 
+def test_and_the_command_ends_with_3_and_says_so(s3, capsys):
+    failing_on_segments(s3, "expired")
+    assert launch.main(["run", "quickstart", *INLINE], Fakes().backend()) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: s3://bucket/runs/quickstart: the sweep cannot go on (s3://bucket/runs/quickstart/segm"
+    )
+    assert re.search(r"renew them .* kept in .*\.jsonl, for the next run .*resume s3://bucket/runs/quickstart\n$", said)
+
+
 def test_another_machine_decodes_again_what_never_arrived_and_late_records_are_ignored(s3, monkeypatch, tmp_path):
     failing_on_segments(s3, "expired")
-    with pytest.raises(UserError):
+    with pytest.raises(StoreError):
         drive(Fakes(), SWEEP)
     s3.fault = lambda method, path: None
     with monkeypatch.context() as elsewhere:
@@ -125,7 +134,7 @@ def test_a_second_driver_is_turned_away_by_name_and_touches_nothing(s3, capsys):
 PROGRAM = """
 import os, sys
 from orchestrator.ledger import Ledger
-from workers.store import open_store, place
+from workers.store import StoreError, open_store, place
 ledger = Ledger.write(place(sys.argv[1]), 0.0)
 for row in ("r0", "r1"):
     ledger.append({"kind": "decode", "cell": "c", "row": row, "status": "ok", "attempt": 1})
