@@ -108,7 +108,7 @@ def test_a_hub_set_that_is_not_in_the_cache_is_one_line_offline(tmp_path):
     run = offline({"hub": "openai/gsm8k"}, tmp_path)
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith("ValueError: hub: cannot load openai/gsm8k (")
+    assert last.startswith("workers.work.Absent: hub: cannot load openai/gsm8k (")
     assert last.endswith("a local file goes in path=FILE")
 
 
