@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from orchestrator.errors import Exit
+from orchestrator.estimate import task_cost
 from orchestrator.executors import Died, Event, Executor, Finished, Joined, Left, Started
 from orchestrator.grid import Cell
 from orchestrator.lease import LeaseLost
@@ -139,8 +140,9 @@ class Driver:
     def _run(self, retry_failed: bool) -> Outcome:
         held = self._ledger.results().items()
         self._scoring.want(record for (cell, _), record in held if cell in self._plan.cells)
-        waves = self._plan.waves(self._ledger.results(), retry_failed)
-        schedule = Schedule(waves, retries=self._plan.config.retries)
+        results = self._ledger.results()
+        waves = self._plan.waves(results, retry_failed)
+        schedule = Schedule(waves, retries=self._plan.config.retries, cost=task_cost(self._plan, results))
         if not schedule.finished or self._scoring.left:
             self._work(schedule)
         return self._outcome(schedule)

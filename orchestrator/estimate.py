@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ from orchestrator import config as configs
 from orchestrator.cluster import Cluster
 from orchestrator.config import Config, here, shown
 from orchestrator.errors import UserError
-from orchestrator.grid import Cell, decode_spec
+from orchestrator.grid import Cell, Group, decode_spec
 from orchestrator.plan import Plan, Results
 from orchestrator.progress import duration
 from orchestrator.workload import Workload, most_passes, passes_left
+from workers.work import SampleTask, Work
 
 if TYPE_CHECKING:
     from spot.pass_cost import Curve
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the files that are read here; workers/probe.py writes them
 SAME = ("revision", "device", "dtype", "block_length", "threads")  # what decides how long a pass takes
 SHAPE = ("layout", "cache", "suffix")  # and of how it is decoded
+MOST_LOOKED_AT = 100  # records of a kind that are read for their times
 ALIKE = ("gen_length", "stop", "threshold")  # what decides, with the task, how many passes a text takes
 
 
@@ -178,14 +180,17 @@ PassKind = tuple[str, str, int]  # (model, drafter, budget): what decides, in on
 
 
 def measured(plan: Plan, results: Results) -> dict[PassKind, float]:
-    """The seconds a pass, prefill and drafting included, of the sweep's own records on this kind of device."""
+    """The seconds a pass, prefill and drafting included, of the sweep's own first records on this kind of device."""
     device = plan.config.workers.device
-    seconds, passes = Counter[PassKind](), Counter[PassKind]()
+    seconds, passes, looked = Counter[PassKind](), Counter[PassKind](), Counter[PassKind]()
     for (key, _), record in results.items():
         cell = plan.cells.get(key)
-        if cell is None or record["status"] != "ok" or record.get("device") != device:
+        if cell is None or record["status"] != "ok":
             continue
         kind = (cell.model, cell.drafter, cell.budget)
+        looked[kind] += 1
+        if looked[kind] > MOST_LOOKED_AT or record.get("device") != device:
+            continue
         seconds[kind] += sum(record["seconds"].values())
         passes[kind] += record["nfe"]
     return {kind: seconds[kind] / passes[kind] for kind in seconds if passes[kind]}
@@ -229,28 +234,56 @@ def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[s
     for cell in plan.grid.cells:
         if not most_passes_left[cell.key]:
             continue
-        kind = (cell.model, cell.drafter, cell.budget)
-        if kind in own:
-            a_pass = own[kind]
-            of_seconds["the sweep's own records"] = None
-        elif cell.model in probes:
-            a_pass = probes[cell.model].pass_seconds(cell.budget)
-            of_seconds[f"the probe of {cell.model} on {probes[cell.model].machine}"] = None
-        else:
+        timed = _pass_seconds(cell, own, probes)
+        if timed is None:
             untimed[cell.model] = None
             continue
+        a_pass, whose = timed
+        of_seconds[whose] = None
         seconds += all_passes[cell.key] * a_pass
         most_seconds += most_passes_left[cell.key] * a_pass
-    timed = bool(of_seconds)
     return Estimate(
         passes=sum(all_passes.values()),
         most_passes=sum(most_passes_left.values()),
-        seconds=seconds if timed else None,
-        most_seconds=most_seconds if timed else None,
+        seconds=seconds if of_seconds else None,
+        most_seconds=most_seconds if of_seconds else None,
         of_passes=tuple(of_passes),
         of_seconds=tuple(of_seconds),
         untimed=tuple(untimed),
     )
+
+
+def task_cost(plan: Plan, results: Results) -> Callable[[Work], float]:
+    """How long a sample task of `plan` takes beside others, for the schedule: who holds how many workers.
+
+    In seconds, if the passes of every cell were timed: by the sweep's own records, or by the store's probes. Else in
+    passes, as if those of all models took as long.
+    """
+    probes, own, paper = find(plan, [])[0], measured(plan, results), published()
+    timed = {cell.key: _pass_seconds(cell, own, probes) for cell in plan.grid.cells}
+    costs = {
+        cell.key: _likely_passes(cell, probes.get(cell.model), paper)[0]
+        * (time[0] if (time := timed[cell.key]) and all(timed.values()) else 1.0)
+        for cell in plan.grid.cells
+    }
+
+    def cost(task: Work) -> float:
+        assert isinstance(task, SampleTask)
+        control = plan.controls[Group(task.model.name, task.task, task.decode.temperature, task.decode.seed)]
+        return costs[control.key] + sum(costs[method.cell] for method in task.methods)
+
+    return cost
+
+
+def _pass_seconds(cell: Cell, own: Mapping[PassKind, float], probes: Mapping[str, Probe]) -> tuple[float, str] | None:
+    """The seconds of a pass, and by whose word; None where nobody timed it."""
+    kind = (cell.model, cell.drafter, cell.budget)
+    if kind in own:
+        return own[kind], "the sweep's own records"
+    if cell.model in probes:
+        probe = probes[cell.model]
+        return probe.pass_seconds(cell.budget), f"the probe of {cell.model} on {probe.machine}"
+    return None
 
 
 def _likely_passes(cell: Cell, probe: Probe | None, paper: Published) -> tuple[float, str]:

@@ -129,6 +129,18 @@ def test_the_sweeps_own_passes_go_before_a_probes():
     assert "by the probe" in told(plan, elsewhere, 1, {"tiny-sdar": probe})[0]
 
 
+def test_the_schedule_is_told_seconds_where_everything_is_timed_and_passes_elsewhere():
+    plan = plan_of(Fakes(), "budgets=[0,8]", "drafters=[spot]", "limit=1")
+    (task,) = plan.waves({})[0]
+    passes = estimate.task_cost(plan, {})(task)
+    assert passes == 2 * (128 + 32 - 1)
+    records = {
+        (cell.key, plan.rows[cell.key][0]): {"status": "ok", "nfe": 10, "device": "cpu", "seconds": {"target": seconds}}
+        for cell, seconds in zip(plan.grid.cells, (10.0, 30.0), strict=True)
+    }
+    assert estimate.task_cost(plan, records)(task) == passes / 2 * (1.0 + 3.0)
+
+
 # ---- what is published, and what it costs
 
 
