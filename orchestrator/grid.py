@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -59,8 +59,8 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """`v3-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
-        text = _CANONICAL.encode(dict(zip(_FIELDS, _values(self), strict=True)))
-        return f"v{KEY_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        text = ",".join(map(_encoded, _SORTED, _values(self)))
+        return f"v{KEY_VERSION}-{hashlib.sha256(f'{{{text}}}'.encode()).hexdigest()[:20]}"
 
     @property
     def label(self) -> str:
@@ -88,9 +88,18 @@ class Cell:
         return cls(**{field.name: _frozen(plain.get(field.name, field.default)) for field in fields(cls)})
 
 
-_FIELDS = tuple(field.name for field in fields(Cell))
-_values = attrgetter(*_FIELDS)
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_SORTED = sorted(field.name for field in fields(Cell))
+_values = attrgetter(*_SORTED)
+
+
+def _encoded(name: str, value: Any) -> str:
+    """`"name":value`, canonical. Cells share their values: most are encoded once for a hundred thousand cells."""
+    return _encode(name, value, repr(value) if isinstance(value, tuple) else "")
+
+
+@lru_cache(4096, typed=True)  # 1, 1.0 and True are other values; within a tuple, `distinct` tells them apart
+def _encode(name: str, value: Any, distinct: str) -> str:
+    return f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}"
 
 
 class Group(NamedTuple):

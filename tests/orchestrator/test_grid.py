@@ -1,7 +1,9 @@
 """What multiplies into which cells, and what a cell's key does and does not depend on."""
 
+import hashlib
 import itertools
-from dataclasses import fields, replace
+import json
+from dataclasses import asdict, fields, replace
 
 import pytest
 import yaml
@@ -54,6 +56,17 @@ EXAMPLE = Cell(
     drafter="spot", method="spot", drafter_sha="s", drafter_options=(("tokgate", 0.6),), budget=8, temperature=0.0,
     seed=0, gen_length=128, stop="eos", semantics=1,
 )  # fmt: skip
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4))
+
+
+@given(st.lists(VALUES), VALUES, VALUES)
+def test_a_key_is_the_hash_of_the_canonical_json_of_all_fields(options, budget, temperature):
+    pairs = tuple(("option", value) for value in options)
+    cell = replace(EXAMPLE, drafter_options=pairs, budget=budget, temperature=temperature)
+    text = json.dumps(asdict(cell), sort_keys=True, separators=(",", ":"))
+    assert cell.key == f"v3-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Cell)])
