@@ -190,7 +190,7 @@ def test_a_sweep_is_copied_to_s3_and_back_as_files(s3, folder, tmp_path):
 
 def test_every_verb_works_on_s3(s3, tmp_path, monkeypatch, capsys):
     print_results = launch._print_results
-    monkeypatch.setattr(launch, "_print_results", lambda console, folder: None)
+    monkeypatch.setattr(launch, "_print_results", lambda console, folder: {})
 
     def run(*arguments, fakes=None):
         status = launch.main(arguments, (fakes or Fakes()).backend())
@@ -202,7 +202,7 @@ def test_every_verb_works_on_s3(s3, tmp_path, monkeypatch, capsys):
     assert (status, "6/6 samples, 0 failed, 2 texts scored; no driver is running" in said) == (0, True)
     monkeypatch.setattr(launch, "_print_results", print_results)
     assert "report: s3://bucket/runs/quickstart/report.html" in run("report", "s3://bucket/runs/quickstart")[1]
-    monkeypatch.setattr(launch, "_print_results", lambda console, folder: None)
+    monkeypatch.setattr(launch, "_print_results", lambda console, folder: {})
     again = Fakes()
     status, said = run("resume", str(SWEEP), fakes=again)
     assert (status, again.journal, "nothing to decode" in said) == (0, [], True)
