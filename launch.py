@@ -290,6 +290,61 @@ def rescore(
     raise typer.Exit(int(found.counts.errors > 0))
 
 
+# ---- on a cluster that goes on without this machine
+
+
+AddressOption = Annotated[
+    str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the cluster's head node.")
+]
+DASHBOARD = "http://127.0.0.1:8265"  # where `ray dashboard` and `kubectl port-forward` bring it
+
+
+@app.command()
+def submit(grid: GridName, overrides: Overrides = None, address: AddressOption = DASHBOARD) -> None:
+    """Run a grid on a cluster, its driver on the head node: code and configs are shipped, this machine may go."""
+    from orchestrator import submit as jobs
+
+    config, source = configs.load(grid, overrides or [])
+    client = jobs.connect(address)
+    jobs.check_versions(client)
+    job = jobs.submit(client, grid, config, source, overrides or [])
+    where = [] if address == DASHBOARD else ["--address", address]
+    _print(Console(), f"submitted as {job}; follow it with: {_command('logs', config.name, *where)}")
+
+
+@app.command()
+def logs(name: SweepName, address: AddressOption = DASHBOARD) -> None:
+    """Follow what the driver of a submitted sweep says, to its end. Exit code 0 if it succeeded."""
+    from orchestrator import submit as jobs
+
+    client = jobs.connect(address)
+    job = jobs.find(client, _submitted(name))
+    try:
+        jobs.follow(client, job, partial(print, end="", flush=True))
+    except KeyboardInterrupt:
+        print("the sweep goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    how = jobs.ended(client, job)
+    _print(Console(stderr=True), f"{job.submission_id}: {how}")
+    raise typer.Exit(int(how != "SUCCEEDED"))
+
+
+@app.command()
+def stop(name: SweepName, address: AddressOption = DASHBOARD) -> None:
+    """Stop a submitted sweep as Ctrl-C does: what is decoded is recorded, and `submit` goes on with it."""
+    from orchestrator import submit as jobs
+
+    client = jobs.connect(address)
+    job = jobs.find(client, _submitted(name))
+    how = jobs.ended(client, job) or jobs.stop(client, job)
+    _print(Console(), f"{job.submission_id}: {how}")
+
+
+def _submitted(name: str) -> str:
+    """The sweep's name, which the grid of that name may set."""
+    return configs.load(name, [])[0].name if configs.find_grid(name) is not None else name
+
+
 # ---- looking at a sweep
 
 
@@ -506,6 +561,22 @@ def decode(
 
 
 # ---- a new machine
+
+
+@app.command()
+def doctor(grid: GridName = "quickstart", overrides: Overrides = None) -> None:
+    """Whether a grid would run on this machine: what it needs, a line each, with the remedy for what is wrong.
+
+    Exit code 1 if anything that the grid needs is wrong.
+    """
+    from orchestrator.doctor import examine
+
+    config, source = configs.load(grid, overrides or [])
+    console, well = Console(), True
+    for finding in examine(config, source):
+        _print(console, finding.line)
+        well = well and finding.state != "bad"
+    raise typer.Exit(int(not well))
 
 
 @app.command()
