@@ -3,7 +3,7 @@
 # (clusters/driver.sh). `ray up` runs it, and cron whenever the machine starts: clusters/head.sh [s3://BUCKET/mlflow]
 set -euo pipefail
 spot=$(cd "$(dirname "$0")/.." && pwd)
-PATH="$spot/.venv/bin:$PATH"
+PATH="$PATH:$spot/.venv/bin" # cron has a short one
 line="@reboot $(printf '%q ' "$spot/clusters/head.sh" "$@")"
 { crontab -l 2>/dev/null | grep --invert-match clusters/head.sh || true; echo "$line"; } | crontab -
 
@@ -12,11 +12,12 @@ if [ $# -gt 0 ] && ! wget --quiet --output-document=/dev/null http://127.0.0.1:5
     nohup "$spot/clusters/mlflow.sh" "$1" >>~/mlflow.log 2>&1 &
 fi
 
-scaling=()
-if [ -e ~/ray_bootstrap_config.yaml ]; then scaling=(--autoscaling-config="$HOME/ray_bootstrap_config.yaml"); fi
-ray stop
-ulimit -n 65536 || true
-ray start --head --port=6379 --dashboard-host=127.0.0.1 "${scaling[@]}"
+if ! ray status --address 127.0.0.1:6379 >/dev/null 2>&1; then # a second `ray up` leaves sweeps that run alone
+    scaling=()
+    if [ -e ~/ray_bootstrap_config.yaml ]; then scaling=(--autoscaling-config="$HOME/ray_bootstrap_config.yaml"); fi
+    ulimit -n 65536 || true
+    ray start --head --port=6379 --dashboard-host=127.0.0.1 "${scaling[@]}"
+fi
 
 for kept in ~/.spot-sweeps/*/asked; do
     [ -e "$kept" ] || continue
