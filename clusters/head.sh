@@ -8,7 +8,7 @@ line="@reboot $(printf '%q ' "$spot/clusters/head.sh" "$@")"
 { crontab -l 2>/dev/null | grep --invert-match clusters/head.sh || true; echo "$line"; } | crontab -
 
 if [ $# -gt 0 ] && ! wget --quiet --output-document=/dev/null http://127.0.0.1:5000/health; then
-    sudo -u postgres createuser "$USER" 2>/dev/null && sudo -u postgres createdb --owner "$USER" mlflow
+    sudo -u postgres createuser "$(id -un)" 2>/dev/null && sudo -u postgres createdb --owner "$(id -un)" mlflow
     nohup "$spot/clusters/mlflow.sh" "$1" >>~/mlflow.log 2>&1 &
 fi
 
