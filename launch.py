@@ -4,17 +4,20 @@
     python launch.py plan quickstart budgets=[0,4,8,20]   # what would run; nothing is loaded
     python launch.py resume quickstart                    # after a crash, or Ctrl-C: loses nothing, repeats nothing
 
-Exit codes: 0 complete, 1 finished with failed samples or a bug, 2 the user's mistake, 130 interrupted. (`rescore`:
-1 if a text cannot be scored.)
+Exit codes: 0 complete, 1 finished with failed samples or a bug (or ended at the first, with --fail-fast), 2 the user's
+mistake, 3 gave up (a model could not be loaded, more samples failed than `tolerate` allows, no worker came, the ledger
+could not be written), 130 after Ctrl-C, 143 after SIGTERM. (`rescore`: 1 if a text cannot be scored.)
 """
 
+import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,10 +29,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator import config as configs
-from orchestrator import estimate
+from orchestrator import estimate, outlook
 from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
-from orchestrator.errors import UserError
+from orchestrator.errors import Exit, UserError
 from orchestrator.executors import (
     Executor,
     InlineExecutor,
@@ -38,29 +41,17 @@ from orchestrator.executors import (
     one_line,
     said_in_one_line,
     wanted_scorers,
-    wanted_workers,
 )
 from orchestrator.grid import decode_spec
-from orchestrator.ledger import Ledger, Sweep, holder, read_sweep, write_sweep
-from orchestrator.plan import (
-    Backend,
-    CellState,
-    Plan,
-    Results,
-    backend,
-    cell_state,
-    estimated_passes,
-    load_tasks,
-    make_plan,
-    make_sweep,
-    model_loads,
-)
+from orchestrator.ledger import Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
+from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
 from orchestrator.progress import counter, view
-from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data, text_counts
+from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
 from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
+from orchestrator.standing import failures_table, follow, states_table
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
-from workers.store import open_store
+from workers.store import Place, StoreError, open_store, place
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
@@ -76,37 +67,76 @@ Overrides = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option(help="The target, an entry of configs/model.")]
 TaskOption = Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used, if it has one.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Answer with one JSON object on stdout; the rest of what is said goes to stderr.")
+]
+Answer = dict[str, Any]
 TracesOption = Annotated[
     str | None,
     typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
 ]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Begin nothing more once a sample has failed.")]
 
+WATCH_SECONDS, WATCH_S3_SECONDS = 1.0, 5.0  # between two looks at the ledger; a look at S3 is two requests or more
 MOST_CHANGED = 12  # cells whose accuracy `rescore` prints before the table
 
 
 def main(arguments: Sequence[str] | None = None, workers: Backend | None = None) -> int:
     """Run the command line `arguments` (the process's own by default) and return the exit code.
 
-    A UserError becomes its one line here and nowhere else. `workers` stands in for workers/ in tests.
+    A UserError, what S3 says, or a file that cannot be opened becomes its one line here and nowhere else. `workers`
+    stands in for workers/ in tests.
     """
     try:
         app(args=None if arguments is None else list(arguments), obj=workers)
-    except UserError as error:
+    except (UserError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 
+@contextmanager
+def answering(as_json: bool) -> Iterator[Answer]:
+    """What a verb puts in the dict is printed as one line of JSON at its end, if `as_json`, and all else on stderr."""
+    answer: Answer = {}
+    if not as_json:
+        yield answer
+        return
+    stdout = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        if answer:
+            print(json.dumps(answer, ensure_ascii=False), file=stdout)
+
+
 # ---- run, resume, plan
 
 
 @app.command()
-def run(context: typer.Context, grid: GridName, overrides: Overrides = None) -> None:
-    """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it."""
+def run(
+    context: typer.Context,
+    grid: GridName,
+    overrides: Overrides = None,
+    fail_fast: FailFast = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid. A sweep of that name goes on where it stopped; a changed grid amends it.
+
+    JSON: sweep, folder, exit_code, status, stopped, signal, ran, ignored, failed and bugs ([{cell, row, ...}]),
+    given_up, texts, report, table (as `report`'s).
+    """
+    answer = context.with_resource(answering(as_json))
     config, source = configs.load(grid, overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed=False))
+    raise typer.Exit(_run(config, source, context.obj or backend(), False, fail_fast, answer))
 
 
 @app.command()
@@ -115,10 +145,21 @@ def resume(
     name: SweepName,
     overrides: Overrides = None,
     retry_failed: Annotated[bool, typer.Option(help="Decode failed samples once more.")] = False,
+    fail_fast: FailFast = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since."""
+    """Go on with a sweep as its sweep.yaml describes it, whatever has become of the grid file since.
+
+    JSON: as `run`'s.
+    """
+    answer = context.with_resource(answering(as_json))
+    for text in overrides or []:
+        if text.startswith("name="):
+            raise UserError(
+                COMMAND_LINE, "name", "a sweep keeps its name; start another with: python launch.py run GRID"
+            )
     config, source = _stored(read_sweep(_folder(name, overrides or [])), overrides or [])
-    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed))
+    raise typer.Exit(_run(config, source, context.obj or backend(), retry_failed, fail_fast, answer))
 
 
 def _stored(sweep: Sweep, overrides: Sequence[str]) -> tuple[Config, Source]:
@@ -139,34 +180,38 @@ def plan(
             help="Times by this file of `launch.py probe`, one a model. (Default: runs/probe/MODEL-DEVICE.json)"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what `run` would do: cells, samples, passes; their time, if the models are probed.
+    """Show what `run` would do: cells, samples, passes, and what is timed: hours and, with cluster=NAME, cost.
 
-    Starts no Ray, needs no GPU, loads no target.
+    Starts no Ray, needs no GPU, loads no target. Of a folder of configs/grid, such as `paper`, every grid, and the sum.
+
+    JSON: sweep, folder, notes, unresolved, cells, samples, left, sample_tasks, states, workers, model_loads, passes,
+    most_passes, passes_by, worker_hours, most_worker_hours, hours_by, untimed, cluster, usd, most_usd, places, table.
+    Of a folder: grids (a list of these) and total.
     """
-    config, source = configs.load(grid, overrides or [])
-    found = make_plan(config, source, context.obj or backend())
-    probes, unused = estimate.find(found, probe or [])
-    results = Ledger(config.folder).results()
-    console = Console()
-    _print_notes(console, found)
-    console.print(_states_table(_states(found, results)))
-    waves = found.waves(results)
-    tasks = sum(len(wave) for wave in waves)
-    workers = wanted_workers(config.workers) or 1
-    pending = sum((task.control is not None) + len(task.methods) for wave in waves for task in wave)
-    console.print(f"{len(found.cells)} cells, {found.samples} samples, {pending} to run in {tasks} sample tasks")
-    if tasks:
-        console.print(
-            f"about {model_loads(found, results, workers)} model loads by {workers} workers, "
-            f"at most {estimated_passes(found, results):,} target passes"
-        )
-    for line in (*estimate.lines(found, results, workers, probes), *unused):
+    answer = context.with_resource(answering(as_json))
+    console, workers, names, found = Console(), context.obj or backend(), configs.grids(grid), []
+    for name in names:
+        looked = outlook.look(*configs.load(name, overrides or []), workers, probe or [])
+        found.append(outlook.as_dict(looked))
+        if len(names) > 1:
+            console.print(f"[bold]{name}[/]")
+        if len(names) == 1:
+            _print_notes(console, looked.plan)
+        for part in outlook.printed(looked, alone=len(names) == 1):
+            _print(console, part) if isinstance(part, str) else console.print(part)
+        console.print(f"[dim]{escape(str(looked.plan.config.folder))}[/]")
+    if len(names) == 1:
+        answer.update(found[0])
+        return
+    summed = outlook.total(found)
+    answer.update(grids=found, total=summed)
+    for line in outlook.total_lines(summed, len(names)):
         _print(console, line)
-    console.print(f"[dim]{escape(str(config.folder))}[/]")
 
 
-def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -> int:
+def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, fail_fast: bool, answer: Answer) -> int:
     """Whatever is wrong with the input is found before the sweep's folder or a model is touched.
 
     So is a lack of room; for that a cluster at `workers.address` is connected to, no Ray is started here. And so is a
@@ -179,28 +224,49 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool) -
     console = Console()
     _print_notes(console, plan)
     try:
-        outcome = _drive(console, plan, workers, count, retry_failed)
-    except KeyboardInterrupt:
+        outcome = _drive(console, plan, workers, count, retry_failed, fail_fast)
+    except KeyboardInterrupt as stop:
         print(f"stopped; go on with: {_command('resume', config.folder)}", file=sys.stderr)
-        return 130
-    _print_outcome(console, outcome, config)
+        return Exit.SIGNAL + (stop.args[0] if stop.args else signal.SIGINT)
+    except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
+        stopped = f"{config.folder}: the sweep cannot go on ({one_line(error)})"
+        print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
+        return Exit.GAVE_UP
+    results = _print_outcome(console, outcome, config)
+    answer.update(sweep=config.name, folder=str(config.folder), exit_code=outcome.exit_code, **_outcome(outcome))
+    answer.update(results)
     return outcome.exit_code
 
 
-def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool) -> Outcome:
+def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_failed: bool, fail_fast: bool) -> Outcome:
     config = plan.config
-    with Ledger.write(config.folder, time.time()) as ledger:
+    with Ledger.write(config.folder, time.time(), partial(_print, console)) as ledger:
         pending = any(plan.waves(ledger.results(), retry_failed))
         mirror, say = _mirror(_amend(console, plan, workers, pending)), partial(_print, console)
         try:
             with view(console) as shown:
                 make_executor = partial(_executor, config, workers, count)
                 make_scorers = partial(_scorers, config, workers, count)
-                return Driver(plan, ledger, make_executor, count, make_scorers, mirror, shown, say).run(retry_failed)
+                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say)
+                return driver.run(retry_failed, fail_fast)
         finally:
             if mirror.behind:
                 why = mirror.error or "it did not answer in time"
                 say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
+
+
+def _outcome(outcome: Outcome) -> Answer:
+    return {
+        "status": outcome.status,
+        "stopped": outcome.stopped,
+        "signal": outcome.signal,
+        "ran": outcome.ran,
+        "ignored": outcome.ignored,
+        "failed": [{"cell": cell.label, "row": row, "error": error} for cell, row, error in outcome.failed],
+        "bugs": [{"cell": cell.label, "row": row} for cell, row in outcome.bugs],
+        "given_up": outcome.given_up,
+        "texts": asdict(outcome.texts),
+    }
 
 
 def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Sweep:
@@ -209,7 +275,7 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
     The environment is the one that made the results: where nothing is `pending`, it stays what it was.
     """
     folder = plan.config.folder
-    previous = read_sweep(folder) if (folder / "sweep.yaml").exists() else None
+    previous = read_sweep(folder) if has_sweep(folder) else None
     if previous is not None and not pending:
         environment = previous.environment
     else:
@@ -218,15 +284,26 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
     if previous is not None:
         before = {cell.key for cell in previous.cells}
         added, gone = len(plan.cells.keys() - before), len(before - plan.cells.keys())
+        for name in (name for name in ("decoder", "scorers") if name in previous.environment):
+            if environment.get(name) != previous.environment[name]:
+                _print(console, _changed_sources(name), "[yellow]note[/] ")
         if added or gone or previous.rows != sweep.rows:
             console.print(f"amended: {added} new cells; {gone} no longer in the grid, their results stay in the ledger")
     write_sweep(sweep)
     return sweep
 
 
+def _changed_sources(name: str) -> str:
+    remedy = {
+        "decoder": "if texts or passes may differ, raise SEMANTICS (workers/work.py) and run anew",
+        "scorers": "if verdicts may differ, raise the task's SCORER and run: launch.py rescore",
+    }
+    return f"the {name}'s sources have changed since this sweep was last run; {remedy[name]}"
+
+
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
     if config.workers.executor == "inline":
-        return InlineExecutor(workers.make_worker)
+        return InlineExecutor(workers.make_worker, count)
     return RayExecutor(workers.make_worker, config.workers, count, wanted_scorers(config.workers, count))
 
 
@@ -260,11 +337,15 @@ def rescore(
     name: SweepName,
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="Every text, for a scorer that is being worked on.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a sweep's texts again, decoding nothing: those without a score, with an error, or of an older scorer.
 
     Needs no GPU, no model and no Ray. Exit code 1 if texts are left that cannot be scored.
+
+    JSON: scored, changed, texts, before and after (right and scored samples by cell), report, table (as `report`'s).
     """
+    answer = context.with_resource(answering(as_json))
     folder, workers, console = _folder(name, overrides or []), context.obj or backend(), Console()
     for key in (text.partition("=")[0] for text in overrides or []):
         if key not in ("store", "mlflow", "workers.scorers") and not key.startswith("task."):
@@ -278,7 +359,7 @@ def rescore(
     count = wanted_scorers(replace(config.workers, address=None), 0)
     make_scorers = partial(LocalScorers, workers.make_judge, count)
     try:
-        with Ledger.write(folder, time.time()) as ledger, counter(console, "texts") as show:
+        with Ledger.write(folder, time.time(), partial(_print, console)) as ledger, counter(console, "texts") as show:
             found = score_again(sweep, tasks, ledger, make_scorers, every, show, time.time)
     except KeyboardInterrupt:
         print("stopped; the scores that were made are kept, and the same command goes on", file=sys.stderr)
@@ -286,7 +367,9 @@ def rescore(
     _print_rescored(console, found)
     if found.scored and config.mlflow is not None:
         _try_sync(console, folder, config.mlflow)
-    _print_results(console, folder)
+    results = _print_results(console, folder)
+    answer.update(scored=found.scored, changed=found.changed, texts=asdict(found.counts))
+    answer.update(before=found.before, after=found.after, **results)
     raise typer.Exit(int(found.counts.errors > 0))
 
 
@@ -349,50 +432,95 @@ def _submitted(name: str) -> str:
 
 
 @app.command()
-def status(name: SweepName, overrides: Overrides = None) -> None:
-    """How far a sweep is, read from its ledger: works with or without a driver, starts nothing."""
+def status(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed, by error.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How far a sweep is, read from its ledger: works with or without a driver, starts nothing.
+
+    JSON: sweep, folder, driver, finished, cells, cells_done, samples, samples_done, failed, rate, seconds_left, nfe,
+    to_score, causes, texts, states, failures ([{cause, error, count, cells, rows}]), table.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
-    sweep, console = read_sweep(folder), Console()
-    ledger = Ledger(folder)
-    states = [cell_state(cell, sweep.rows[cell.key], ledger.results()) for cell in sweep.cells]
-    console.print(_states_table(states))
-    done, failed, planned = (sum(getattr(s, name) for s in states) for name in ("done", "failed", "planned"))
-    running = holder(folder)
-    console.print(
-        f"{done}/{planned} samples, {failed} failed, {_texts(sweep, ledger)}; "
-        + (f"a driver is at work ({running})" if running else "no driver is running")
-    )
-    for (_, row), record in _failed(sweep, ledger):
-        _print(console, f"{record['label']}, row {row}: {record['error']}", "[red]failed[/] ")
+    driver, standing, console = holder(folder), next(follow(folder)), Console()
+    answer.update(standing.as_dict(driver, time.time()))
+    failures = standing.failures()
+    if not failed:
+        console.print(states_table(standing.states))
+    if failures:
+        console.print(failures_table(failures))
+    shown = standing.progress(time.time())
+    done = f"{shown.samples_done - shown.failed}/{shown.samples} samples, {shown.failed} failed"
+    who = f"a driver is at work ({driver})" if driver else "no driver is running"
+    _print(console, f"{done}, {_texts(standing.texts)}; {who}")
 
 
-def _texts(sweep: Sweep, ledger: Ledger) -> str:
+@app.command()
+def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Follow a sweep until it ends, by its ledger: from any terminal or machine that sees the store.
+
+    Exit code 0 once it is complete, 1 if samples failed or the driver is gone before the end.
+
+    JSON: a line whenever something has changed: sweep, driver, finished, cells, cells_done, samples, samples_done,
+    failed, rate, seconds_left, nfe, to_score, causes.
+    """
+    folder, console, said = _viewed(name, overrides), Console(stderr=as_json), ""
+    standings = follow(folder)
+    with view(console) as shown:
+        while True:
+            driver = holder(folder)  # first: what it writes before it ends is read then
+            standing, now = next(standings), time.time()
+            shown.update(standing.progress(now))
+            line = json.dumps(standing.line(driver, now), ensure_ascii=False)
+            if as_json and line != said:
+                print(said := line, flush=True)
+            if driver is None or standing.ended:
+                break
+            time.sleep(WATCH_SECONDS if isinstance(folder, Path) else WATCH_S3_SECONDS)
+    if not standing.ended:
+        _print(console, f"no driver is running; go on with: {_command('resume', folder)}")
+    raise typer.Exit(int(not standing.ended or bool(standing.failures())))
+
+
+def _texts(counts: TextCounts) -> str:
     """`40 texts scored, 2 in error, 3 to score`."""
-    counts = text_counts(sweep.cells, sweep.rows, ledger)
     more = {"in error": counts.errors, "to score": counts.missing}
     return ", ".join([f"{counts.scored} texts scored", *(f"{n} {word}" for word, n in more.items() if n)])
 
 
 @app.command()
-def report(name: SweepName, overrides: Overrides = None) -> None:
-    """Print the result table and write the HTML report."""
+def report(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the result table and write the HTML report.
+
+    JSON: report (the page), table: a line a cell, with every number that the page has.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     read_sweep(folder)
-    _print_results(Console(), folder)
+    answer.update(_print_results(Console(), folder))
 
 
 @app.command()
-def sync(name: SweepName, overrides: Overrides = None) -> None:
-    """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work."""
+def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work.
+
+    JSON: folder, mlflow.
+    """
+    answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
     _sync(folder, uri)
     _print(Console(), f"MLflow at {uri} has all of {folder}")
+    answer.update(folder=str(folder), mlflow=uri)
 
 
-def _sync(folder: Path, uri: str) -> None:
+def _sync(folder: Place, uri: str) -> None:
     from dashboards.report import write_report
     from orchestrator import tracking
 
@@ -404,7 +532,7 @@ def _sync(folder: Path, uri: str) -> None:
         raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
 
 
-def _try_sync(console: Console, folder: Path, uri: str) -> None:
+def _try_sync(console: Console, folder: Place, uri: str) -> None:
     """MLflow may be away: the scores are in the ledger, and `sync` brings it up."""
     try:
         _sync(folder, uri)
@@ -427,7 +555,7 @@ def ui(
 def _store_of(name: str, overrides: Sequence[str]) -> str:
     """The MLflow store of the sweep `name`, or the one that the grid `name` would write to."""
     folder = _folder(name, overrides)
-    if (folder / "sweep.yaml").is_file():
+    if has_sweep(folder):
         return _mlflow(read_sweep(_viewed(name, overrides)))
     uri = configs.load(name, overrides)[0].mlflow
     if uri is None:
@@ -448,13 +576,18 @@ def analyze(
     task: Annotated[str | None, typer.Option(help="Without a sweep: whose prompts, an entry of configs/task.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to look at; a sweep's first ones.")] = 50,
     block_lengths: Annotated[str, typer.Option(metavar="16,32", help="Decode at these block lengths as well.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """What limits drafting on a target: stale tokens, the order of commits, the oracles' headroom.
 
     Takes what it can from the sweep's ledger and decodes the rest in this process: minutes. Writes a page, its figures
     and CSV files.
+
+    JSON: page, failed, tables: by name, their lines (as in the CSV files).
     """
     from orchestrator import analysis
+
+    answer = context.with_resource(answering(as_json))
 
     named = bool(words) and "=" not in (words or [""])[0]
     name, changes = (words or [""])[0] if named else None, (words or [])[named:]
@@ -481,7 +614,10 @@ def analyze(
         console.print(table)
     for line in found.failed:
         _print(console, line, "[red]failed[/] ")
-    _print(console, f"page: {write(found)}")
+    page = write(found)
+    _print(console, f"page: {page}")
+    tables = {name: json.loads(table.to_json(orient="records")) for name, table in found.tables.items()}
+    answer.update(page=str(page), failed=list(found.failed), tables=tables)
     raise typer.Exit(int(bool(found.failed)))
 
 
@@ -497,12 +633,18 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 
 
 @app.command()
-def models() -> None:
-    """List the targets of configs/model, and which of them are on this machine. Asks no network."""
+def models(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the targets of configs/model, and which of them are on this machine. Asks no network.
+
+    JSON: by model, its entry and `here`.
+    """
+    answer = context.with_resource(answering(as_json))
     entries = configs.models()
     from workers.models import held
 
-    console, table = Console(), _models_table(entries, held(entries))
+    places = held(entries)
+    answer.update({name: entry | {"here": places[name]} for name, entry in entries.items()})
+    console, table = Console(), _models_table(entries, places)
     whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
     Console(width=max(console.width, whole)).print(table)  # a name cut short could not be copied
 
@@ -530,14 +672,19 @@ def _size(published: Mapping[str, float]) -> str:
 
 @app.command()
 def decode(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="One user turn.")],
     overrides: Overrides = None,
     passes: Annotated[bool, typer.Option(help="Print a line a pass.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Decode one prompt and show what every pass was offered and accepted. Takes the first value of every axis.
 
     By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
+
+    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds.
     """
+    answer = context.with_resource(answering(as_json))
     one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
     config, source = configs.load("quickstart", [*one, *(overrides or [])])
     plan = make_plan(config, source, backend())
@@ -546,7 +693,7 @@ def decode(
     from workers.worker import Worker
 
     cell = next((cell for cell in plan.grid.cells if not cell.is_control), plan.grid.cells[0])
-    drafter = None if cell.is_control else plan.drafters[cell.drafter]
+    drafter = None if cell.is_control else plan.drafters[cell.model, cell.drafter]
     with said_in_one_line(f"model {cell.model} could not be loaded"):
         worker = Worker(plan.models[cell.model])
     model = plan.models[cell.model]
@@ -556,8 +703,13 @@ def decode(
         decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
     for line in narrate(worker, decoding) if passes else ():
         print(line)
-    print(worker.text(decoding.tokens))
+    text = worker.text(decoding.tokens)
+    print(text)
     print(summary(decoding), file=sys.stderr)
+    if as_json:
+        offered, taken = ([getattr(a_pass, what) for a_pass in decoding.passes] for what in ("drafted", "accepted"))
+        answer.update(cell=cell.label, text=text, tokens=decoding.tokens, nfe=decoding.nfe, seconds=decoding.seconds)
+        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken)
 
 
 # ---- a new machine
@@ -589,11 +741,15 @@ def probe(
     out: Annotated[
         Path | None, typer.Option(help="The file of findings. (Default: runs/probe/MODEL-DEVICE.json)")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """What a target does on this machine: memory, speed, rounding, and the cost of a pass by its number of drafts.
 
     Decodes three prompts in this process; minutes. On a GPU: workers.device=cuda. `plan` tells times by the findings.
+
+    JSON: the findings, as in their file.
     """
+    answer = context.with_resource(answering(as_json))
     from orchestrator import probe as probing
 
     config, source = probing.asked(model, task, drafter, overrides or [])
@@ -618,6 +774,7 @@ def probe(
     for part in probing.printed(found):
         console.print(part)
     _print(console, f"findings: {file}")
+    answer.update(found.as_dict())
 
 
 # ---- training
@@ -651,16 +808,22 @@ def collect_traces(
     task: TaskOption = "arith",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts to trace.")] = 1500,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Decode prompts draft-free and keep what the target saw and did. Goes on where it was stopped.
 
     For the threshold rule: decode.unmasking=threshold decode.threshold=0.9
+
+    JSON: to, prompts, shards.
     """
+    answer = context.with_resource(answering(as_json))
     workers = context.obj or backend()
     config, source, shards = _shards(workers, model, task, prompts, to, overrides or [])
     with _keeping(to):
         _make_shards(config, source, workers, shards)
-    print(f"{sum(len(shard.rows) for shard in shards)} prompts traced, {len(shards)} shards in {to}")
+    traced = sum(len(shard.rows) for shard in shards)
+    print(f"{traced} prompts traced, {len(shards)} shards in {to}")
+    answer.update(to=to, prompts=traced, shards=len(shards))
 
 
 @app.command()
@@ -672,12 +835,16 @@ def train_drafter(
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 1500,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train the order model on a target's draft-free traces, and print its held-out accuracy.
 
     Traces what is not traced yet, then trains in this process on workers.device. An override without a section
     (steps=500) is the training's, one with (decode.gen_length=64) the grid's.
+
+    JSON: out, accuracy: the held-out shares, as printed.
     """
+    answer = context.with_resource(answering(as_json))
     from spot.training.order import OrderSettings, accuracy_tables, make_order_model
 
     settings, of_grid = _settings(OrderSettings(), overrides or [])
@@ -698,6 +865,7 @@ def train_drafter(
             open_store(store).clear()
     for line in accuracy_tables(found):
         print(line)
+    answer.update(out=str(out), accuracy=found)
 
 
 @app.command()
@@ -711,8 +879,13 @@ def calibrate(
     accumulate: Annotated[bool, typer.Option(help="Score a formula by its parents' counts too, as published.")] = True,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Calibrate Spiffy's graph of formulas on a target's draft-free traces."""
+    """Calibrate Spiffy's graph of formulas on a target's draft-free traces.
+
+    JSON: out, formulas (their number).
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.drafters.spiffy import save_graph
     from spot.training.spiffy import calibrate as calibrated
 
@@ -728,6 +901,7 @@ def calibrate(
         if traces is None:
             open_store(store).clear()
     print(f"{len(formulas)} formulas in {out}")
+    answer.update(out=str(out), formulas=len(formulas))
 
 
 @app.command()
@@ -741,8 +915,13 @@ def calibrate_sets(
     prompts: Annotated[int, typer.Option(min=10, help="How many prompts to trace; a tenth is held out.")] = 50,
     traces: TracesOption = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold."""
+    """Calibrate SPOT-Sets for a target: a head on the order model that foretells who passes the threshold.
+
+    JSON: out, accuracy: by threshold and foreteller, the shares by number of hypothetical steps.
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.training.sets import SetsSettings, make_sets_model
 
     settings, of_grid = _settings(SetsSettings(), overrides or [])
@@ -775,15 +954,22 @@ def calibrate_sets(
         for who, by_depth in shares.items():
             numbers = "".join("     –" if share is None else f"{100 * share:6.1f}" for share in by_depth)
             print(f"τ {name:5} {who:18}{numbers}")
+    answer.update(out=str(out), accuracy=accuracy)
 
 
 @app.command()
 def import_drafter(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A released order model, a .pt file of tensors.")],
     out: Annotated[Path, typer.Option(help="The checkpoint file.")],
     names: Annotated[Path | None, typer.Option(help="A YAML file of `theirs: ours` lines, a tensor a line.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Bring a released order model into the project's form: every tensor finds its place, or is named."""
+    """Bring a released order model into the project's form: every tensor finds its place, or is named.
+
+    JSON: out.
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.training.import_drafter import import_order_model
 
     _check_out(out)
@@ -794,6 +980,7 @@ def import_drafter(
     except OSError as error:
         raise _unreadable(error) from None
     print(f"imported to {out}; use it with drafter.spot.checkpoint={out}")
+    answer.update(out=str(out))
 
 
 def _settings(defaults: Settings, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -831,7 +1018,7 @@ def _make_shards(config: Config, source: Source, workers: Backend, shards: Seque
     """Make what the store lacks; the command ends here, with 1, where that fails."""
     count = check_room(config, source)
     executor, say = partial(_executor, config, workers, count), partial(_print, Console())
-    failed = make_shards(shards, executor, count, config.retries, say)
+    failed = make_shards(shards, executor, config.retries, say)
     for line in failed:
         say(line, "[red]failed[/] ")
     if failed:
@@ -880,21 +1067,28 @@ def _check_out(out: Path) -> None:
         raise UserError(COMMAND_LINE, "out", f"{out}: no folder {out.parent}")
 
 
-def _folder(name: str, overrides: Sequence[str]) -> Path:
-    """The folder of sweep `name`: a folder, a sweep in the store, or else what the grid of that name writes to."""
+def _folder(name: str, overrides: Sequence[str]) -> Place:
+    """Where sweep `name` is: a folder or s3:// address, a sweep in the store, or what the grid `name` writes to."""
     stores = [text for text in overrides if text.startswith("store=")]
-    store = Path(stores[-1].removeprefix("store=") if stores else Config.store)
-    for folder in (Path(name), store / name):
-        if (folder / "sweep.yaml").is_file():
-            return folder if folder.name else folder.resolve()
+    store = _place("store", stores[-1].removeprefix("store=") if stores else Config.store)
+    for folder in [_place(name, name), store / name] if "://" not in name else [_place(name, name)]:
+        if has_sweep(folder):
+            return folder if folder.name or not isinstance(folder, Path) else folder.resolve()
     if configs.find_grid(name) is not None:
         return configs.load(name, stores)[0].folder
-    sweeps = sorted(path.parent.name for path in store.glob("*/sweep.yaml"))
+    sweeps = [found for found in open_store(store).folders() if has_sweep(store / found)]
     wrong = f"no such sweep in {store} and no such grid; sweeps: {configs.listed(sweeps)}"
     raise UserError(COMMAND_LINE, name, wrong)
 
 
-def _viewed(name: str, overrides: Sequence[str] | None) -> Path:
+def _place(key: str, where: str) -> Place:
+    try:
+        return place(where)
+    except ValueError:
+        raise UserError(COMMAND_LINE, key, f"{where!r}: a folder, or s3://bucket/prefix") from None
+
+
+def _viewed(name: str, overrides: Sequence[str] | None) -> Place:
     """The folder of a sweep that is only looked at: no override but store= means anything."""
     for text in overrides or []:
         if not text.startswith("store="):
@@ -913,38 +1107,14 @@ def _mlflow(sweep: Sweep) -> str:
 # ---- printing
 
 
-def _states(plan: Plan, results: Results) -> list[CellState]:
-    return [cell_state(cell, plan.rows[cell.key], results) for cell in plan.grid.cells]
-
-
-def _states_table(states: Sequence[CellState]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("cell", "state", "done", "failed", "NFE"):
-        table.add_column(heading, justify="left" if heading in ("cell", "state") else "right")
-    for state in states:
-        done = f"{state.done}/{state.planned}"
-        failed, nfe = str(state.failed or ""), f"{state.nfe:.1f}" if state.nfe is not None else ""
-        table.add_row(Text(state.cell.label), state.word, done, failed, nfe)
-    return table
-
-
-def _failed(sweep: Sweep, ledger: Ledger) -> list[tuple[tuple[str, str], dict[str, Any]]]:
-    """The planned samples whose record is a failure, with their cell's label put in."""
-    labels = {cell.key: cell.label for cell in sweep.cells}
-    return [
-        ((cell, row), {**record, "label": labels[cell]})
-        for (cell, row), record in ledger.results().items()
-        if record["status"] == "failed" and row in sweep.rows.get(cell, ())
-    ]
-
-
 def _print_notes(console: Console, plan: Plan) -> None:
     for note in plan.grid.notes:
         _print(console, note, "[yellow]note[/] ")
 
 
-def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
-    if not outcome.ran and not outcome.interrupted and not outcome.given_up:
+def _print_outcome(console: Console, outcome: Outcome, config: Config) -> Answer:
+    """All of it; returns `_print_results`'s."""
+    if not outcome.ran and not outcome.signal and not outcome.stopped and not outcome.given_up:
         console.print("nothing to decode: every sample has its record")
     if outcome.ignored:
         console.print(f"{outcome.ignored} records came for a sample that already had one, and were ignored")
@@ -952,17 +1122,20 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> None:
         _print(console, f"{cell.label}, row {row}: {error}", "[red]failed[/] ")
     for model, error in outcome.given_up.items():
         _print(console, f"model {model} could not be loaded, its samples are left: {error}", "[red]failed[/] ")
-    _print_results(console, config.folder)
+    if outcome.stopped:
+        _print(console, f"stopped early, samples are left: {outcome.stopped}", "[red]failed[/] ")
+    results = _print_results(console, config.folder)
     if outcome.failed:
         _print(console, f"retry:  {_command('resume', config.folder, '--retry-failed')}")
     _print_unscored(console, outcome.texts, config.folder)
-    if outcome.interrupted:
+    if outcome.signal:
         _print(console, f"interrupted; go on with: {_command('resume', config.folder)}")
     for cell, row in outcome.bugs:
         print(f"bug: {cell.label}, row {row}: the text is not the control's", file=sys.stderr)
+    return results
 
 
-def _print_unscored(console: Console, texts: TextCounts, folder: Path) -> None:
+def _print_unscored(console: Console, texts: TextCounts, folder: Place) -> None:
     """Texts without a verdict, and the way to one."""
     if texts.missing:
         _print(console, f"{texts.missing} texts are not scored yet; score them with: {_command('resume', folder)}")
@@ -987,16 +1160,18 @@ def _accuracy(right: tuple[int, int]) -> str:
     return f"{right[0] / right[1]:.1%} of {right[1]}" if right[1] else "not scored"
 
 
-def _print_results(console: Console, folder: Path) -> None:
-    """The table, the report's path and the way to MLflow."""
+def _print_results(console: Console, folder: Place) -> Answer:
+    """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
     from orchestrator import results
 
     sweep, samples = results.load(folder)
-    console.print(results.table(results.summary(sweep, samples)))
-    _print(console, f"report: {write_report(folder)}")
+    summary, page = results.summary(sweep, samples), str(write_report(folder))
+    console.print(results.table(summary))
+    _print(console, f"report: {page}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")
+    return {"report": page, "table": json.loads(summary.to_json(orient="records"))}
 
 
 def _print(console: Console, text: str, markup: str = "") -> None:
@@ -1004,7 +1179,7 @@ def _print(console: Console, text: str, markup: str = "") -> None:
     console.print(markup + escape(text), highlight=False, soft_wrap=True)
 
 
-def _command(*words: str | Path) -> str:
+def _command(*words: str | Place) -> str:
     """The command line that continues with `words`, as it works when pasted here, in an activated venv or not."""
     python = Path(sys.executable)
     program = os.path.relpath(python) if python.is_relative_to(ROOT / ".venv") else "python"

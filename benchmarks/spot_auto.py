@@ -36,8 +36,8 @@ def main(overrides: list[str]) -> None:
     model, task = config.models[0], config.tasks[0]
     worker, rows = Worker(plan.models[model]), plan.tasks[task].rows[: config.limit]
     budgets = [int(budget) for budget in config.budgets if budget]
-    auto = MethodTask("spot-auto", plan.drafters["spot-auto"], max(budgets))
-    methods = [auto, *(MethodTask(f"spot b{n}", plan.drafters["spot"], n) for n in budgets)]
+    auto = MethodTask("spot-auto", plan.drafters[model, "spot-auto"], max(budgets))
+    methods = [auto, *(MethodTask(f"spot b{n}", plan.drafters[model, "spot"], n) for n in budgets)]
     lines = [f"# spot-auto\n\n`python benchmarks/spot_auto.py {' '.join(overrides)}`\n\n{machine()}.\n"]
     for temperature in config.temperatures:
         spec = decode_spec(config, plan.models[model], temperature, config.seeds[0])

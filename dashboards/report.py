@@ -5,7 +5,6 @@ python -c 'from pathlib import Path; from dashboards.report import write_report;
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from itertools import groupby
@@ -20,6 +19,7 @@ from dashboards import plots
 from orchestrator import results
 from orchestrator.ledger import Sweep
 from orchestrator.progress import duration
+from workers.store import Place, open_store
 
 SHOWN_SAMPLES = 20  # of each (model, task, T, seed): the page is to be mailed, the ledger has the rest
 _HEADINGS = (
@@ -43,13 +43,11 @@ _FIGURES = (
 )
 
 
-def write_report(folder: Path) -> Path:
-    """Write `folder`/report.html, whole or not at all, and return its path. UserError where there is no sweep."""
+def write_report(folder: Place) -> Place:
+    """Write `folder`/report.html, whole or not at all, and return its place. UserError where there is no sweep."""
     sweep, samples = results.load(folder)
-    path, unfinished = folder / "report.html", folder / "report.html.new"
-    unfinished.write_text(render(sweep, samples), encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
+    open_store(folder).put("report.html", render(sweep, samples).encode())
+    return folder / "report.html"
 
 
 def render(sweep: Sweep, samples: pd.DataFrame) -> str:
@@ -66,6 +64,7 @@ def render(sweep: Sweep, samples: pd.DataFrame) -> str:
         table=_grouped(rows),
         interval=_interval,
         oracles=any(results.is_oracle(row["method"]) for row in merged),
+        shared=any(row["shared"] for row in merged),
         verdict=_verdict(merged),
         exceptions=_exceptions(merged),
         groups=_figures(merged),

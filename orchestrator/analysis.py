@@ -26,9 +26,10 @@ from orchestrator import results
 from orchestrator.config import COMMAND_LINE, Config, Source
 from orchestrator.errors import UserError
 from orchestrator.executors import said_in_one_line
-from orchestrator.grid import CONTROL, DataSet, Grid, Group, decode_spec, expand
+from orchestrator.grid import CONTROL, DataSet, Grid, Group, decode_spec, expand, points
 from orchestrator.ledger import Ledger, Record, Sample, read_sweep
 from orchestrator.plan import Plan, make_sweep
+from workers.store import Place
 
 if TYPE_CHECKING:
     from workers.worker import Worker
@@ -84,14 +85,18 @@ class Subject:
     held: Results
 
 
-def of_sweep(folder: Path, overrides: Sequence[str], prompts: int) -> Subject:
-    """The first `prompts` rows of the sweep in `folder`, all of them with every method."""
+def of_sweep(folder: Place, overrides: Sequence[str], prompts: int) -> Subject:
+    """The first `prompts` rows of the sweep in `folder`, all of them with every method.
+
+    The page of a sweep on S3 goes to `runs` here.
+    """
     stored, file = configs.relocated(read_sweep(folder).config, folder), folder / "sweep.yaml"
     changes = [text for text in overrides if not text.startswith("store=")]  # which found the folder
     planned, _ = configs.load_stored(stored, file, changes)
     rows = min(prompts, planned.limit or prompts)
     config, source = configs.load_stored(stored, file, [*changes, *_changes(planned, rows)])
-    return Subject(config.name, config, source, rows, folder / "analysis", Ledger(folder).results())
+    out = Path(configs.here(config.store)) / folder.name / "analysis"
+    return Subject(config.name, config, source, rows, out, Ledger(folder).results())
 
 
 def of_model(model: str, task: str, overrides: Sequence[str], prompts: int) -> Subject:
@@ -101,7 +106,7 @@ def of_model(model: str, task: str, overrides: Sequence[str], prompts: int) -> S
     changes = [f"models=[{model}]", f"tasks=[{task}]", *overrides]
     planned, _ = configs.load("quickstart", changes)
     config, source = configs.load("quickstart", [*changes, *_changes(planned, prompts)])
-    folder = Path(config.store) / f"analysis-{model}-{task}"
+    folder = Path(configs.here(config.store)) / f"analysis-{model}-{task}"
     return Subject(f"{model} · {task}", config, source, min(prompts, COMPARED), folder, {})
 
 
@@ -113,6 +118,8 @@ def _changes(config: Config, prompts: int) -> list[str]:
         f"limit={prompts}",
         f"seeds=[{config.seeds[0]}]",
         f"drafters=[{','.join(drafters)}]",
+        "zip=[]",
+        "exclude=[]",
         "workers.executor=inline",
         "workers.address=null",
     ]
@@ -145,13 +152,15 @@ def at_lengths(plan: Plan, lengths: Sequence[int]) -> Plan:
         for length in lengths
         if length != spec.block_length
     }
-    drafters = {name: spec for name, spec in plan.drafters.items() if spec.method in ("spot", "stale")}
-    if not (models and drafters):
+    named = {spec.name: spec for spec in plan.drafters.values() if spec.method in ("spot", "stale")}
+    if not (models and named):
         return replace(plan, models={}, grid=Grid((), {}, ()))
+    drafters = {(model, name): spec for model in models for name, spec in named.items()}
     entries = {f"{name}-b{length}": plan.config.model[name] for name in plan.models for length in lengths}
-    config = replace(plan.config, models=list(models), drafters=list(drafters), model=entries)
+    config = replace(plan.config, models=list(models), drafters=list(named), model=entries)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in plan.tasks.items()}
-    return replace(plan, config=config, models=models, grid=expand(config, models, data, drafters), drafters=drafters)
+    grid = expand(config, points(config)[0], models, data, drafters)
+    return replace(plan, config=config, models=models, grid=grid, drafters=drafters)
 
 
 # ---- measuring
@@ -209,14 +218,15 @@ def _accuracy(worker: Worker, plan: Plan, group: Group, track: Track) -> list[di
     from spot.decoder import Settings
     from spot.noise import Noise
     from spot.order_model import load_order_model
-    from workers.worker import locate
+    from workers.worker import drafter_file
 
     asked = decode_spec(plan.config, plan.models[group.model], group.temperature, group.seed)
     settings = Settings(
         asked.gen_length, asked.temperature, asked.stop, layout=asked.layout, cache=asked.cache, suffix=asked.suffix
     )
-    checkpoint = next((d.checkpoint for d in plan.drafters.values() if d.method == "spot" and d.checkpoint), None)
-    order = load_order_model(Path(locate(checkpoint)), str(worker.target.device)) if checkpoint else None
+    drafter = next((d for d in plan.drafters.values() if d.method == "spot" and d.checkpoint), None)
+    file = drafter_file(drafter) if drafter else None
+    order = load_order_model(file, str(worker.target.device)) if file else None
     rows = track(plan.grid.rows[group], f"watching · {group.model} · {group.task} · T {group.temperature:g}")
     prompts = ((row, plan.data[group.task][row][1].prompt) for row in rows)
     texts = ((worker.prompt_ids(prompt), Noise.keyed(group.seed, group.task, row)) for row, prompt in prompts)

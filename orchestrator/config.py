@@ -8,7 +8,7 @@ the input is a `UserError` naming the file (or the command line) and the key. de
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -24,6 +24,7 @@ from omegaconf.errors import (
 )
 
 from orchestrator.errors import UserError
+from workers.store import Place, place
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -83,6 +84,10 @@ class Workers:
     `count` is a number of actors or "auto" (one a GPU, or one per `threads` cores). `address` is that of a running
     Ray cluster; without one, Ray is started on this machine. `executor: inline` decodes in this process, to debug.
     `scorers` is how many texts are scored at once beside decoding; "auto" takes the cores left over, 1 to 8.
+    `per_gpu` workers share a GPU: more texts an hour, and no timing worth the name.
+
+    In seconds: a worker that makes no pass and delivers nothing for `hang_timeout` is ended; a cluster without a worker
+    is waited for up to `scale_timeout`; what is in flight has `grace` to end after SIGTERM.
     """
 
     device: str = "cpu"
@@ -91,15 +96,26 @@ class Workers:
     executor: str = "ray"
     address: str | None = None
     scorers: int | str = "auto"
+    per_gpu: int = 1
+    hang_timeout: float = 600.0
+    scale_timeout: float = 600.0
+    grace: float = 20.0
 
 
 @dataclass(frozen=True)
 class Config:
     """One sweep. The axes multiply into cells; `limit` rows of each task are decoded, all of them if null.
 
+    The axes that an entry of `zip` names go in step: `zip: [[models, drafters]]` pairs the first with the first. An
+    entry of `exclude` describes cells that are left out, by any of the axes: `{drafters: spiffy, budgets: [4, 8]}`.
+    `cluster` names a file of configs/cluster: what the GPUs there are and cost, which only `plan` asks.
+    A drafter's `checkpoint` may have `{model}` in it: each target then has its own.
+
     `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
-    worker deaths one sample task may cause before it is taken apart. `model`, `task` and `drafter` hold the entries
-    that the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
+    worker deaths one sample task may cause before it is taken apart; `tolerate` the share of all samples that may fail
+    before nothing more is begun (null: all of them). `store` is a folder or s3://bucket/prefix; the default `mlflow` is
+    a database in that folder, or in `runs` here for a store on S3. `model`, `task` and `drafter` hold the entries that
+    the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
     """
 
     name: str
@@ -109,11 +125,15 @@ class Config:
     budgets: list[float] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=lambda: [0.0])
     seeds: list[int] = field(default_factory=lambda: [0])
+    zip: list[list[str]] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
     limit: int | None = None
     shuffle: bool = True
     decode: Decode = field(default_factory=Decode)
     workers: Workers = field(default_factory=Workers)
     retries: int = 2
+    tolerate: float | None = None
+    cluster: str | None = None
     store: str = "runs"
     mlflow: str | None = "sqlite:///${store}/mlflow.db"
     model: dict[str, Any] = field(default_factory=dict)
@@ -125,9 +145,9 @@ class Config:
         return replace(self.decode, **(self.model[model].get("decode") or {}))
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         """Where the sweep's ledger is: `<store>/<name>`."""
-        return Path(self.store) / self.name
+        return place(self.store) / self.name
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as sweep.yaml keeps them; `load_stored` reads them back."""
@@ -175,18 +195,28 @@ def load(grid: str, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     return _build(raw, shown(path), overrides)
 
 
-def load_stored(raw: dict[str, Any], file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+def load_stored(raw: dict[str, Any], file: Place, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
     """The config that sweep.yaml keeps, with overrides. Its entries are the ones of the first run, not of today."""
     axes = {key: value for key, value in raw.items() if key not in CATALOGUE}
     return _build(axes, shown(file), overrides, {section: raw.get(section, {}) for section in CATALOGUE})
 
 
-def relocated(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+def relocated(raw: dict[str, Any], folder: Place) -> dict[str, Any]:
     """The stored config `raw` of a sweep that lies in `folder` now; an MLflow database in its store moved along."""
     moved = raw | {"name": folder.name, "store": str(folder.parent)}
-    if raw["mlflow"] == f"sqlite:///{raw['store']}/mlflow.db":
-        moved["mlflow"] = f"sqlite:///{folder.parent}/mlflow.db"
+    if raw["mlflow"] == mlflow_beside(raw["store"]):
+        moved["mlflow"] = mlflow_beside(str(folder.parent))
     return moved
+
+
+def here(store: str) -> str:
+    """The folder for what belongs to `store` and has to be on a disk: the store itself, or `runs` for one on S3."""
+    return Config.store if "://" in store else store
+
+
+def mlflow_beside(store: str) -> str:
+    """The MLflow database of a store by default. `sync` makes it again on any machine."""
+    return f"sqlite:///{here(store)}/mlflow.db"
 
 
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
@@ -206,6 +236,16 @@ def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
         raise UserError(COMMAND_LINE, key, wrong) from None
 
 
+def read_as(kind: type[Settings], file: Path) -> Settings:
+    """A YAML file as a flat dataclass. Raises UserError, naming file and key, for what is missing, unknown or wrong."""
+    merged: Any = OmegaConf.structured(kind)
+    for key, value in read(file).items():
+        merged = _merge(merged, {key: value}, key, shown(file))
+    for key in sorted(OmegaConf.missing_keys(merged)):
+        raise UserError(shown(file), key, "missing; every file of this kind has one")
+    return cast(Settings, OmegaConf.to_object(merged))
+
+
 def find_grid(grid: str) -> Path | None:
     """The file that `grid` names, or None."""
     for path in (CONFIGS / "grid" / f"{grid}.yaml", Path(grid)):
@@ -214,9 +254,15 @@ def find_grid(grid: str) -> Path | None:
     return None
 
 
+def grids(name: str) -> list[str]:
+    """The grids in the folder `name` of configs/grid, sorted, or else `name` itself."""
+    return [grid for grid in known("grid") if grid.startswith(f"{name.rstrip('/')}/")] or [name]
+
+
 def known(section: str) -> list[str]:
-    """Names in configs/<section>, sorted."""
-    return sorted(path.stem for path in (CONFIGS / section).glob("*.yaml"))
+    """Names in configs/<section>, sorted; one in a folder there is `folder/name`."""
+    folder = CONFIGS / section
+    return sorted(str(path.relative_to(folder)).removesuffix(".yaml") for path in folder.rglob("*.yaml"))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -224,8 +270,10 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def shown(path: Path) -> str:
+def shown(path: Place) -> str:
     """`path` as a person would write it: relative to the project or to where they stand, if it is inside."""
+    if not isinstance(path, Path):
+        return str(path)
     for base in (Path.cwd(), ROOT):
         if path.resolve().is_relative_to(base):
             return str(path.resolve().relative_to(base))
@@ -257,12 +305,16 @@ def _build(
     except OmegaConfBaseException as error:
         raise _explain(error, merged, "", source.of_change(str(error.full_key))) from None
     assert isinstance(config, Config)
+    if config.mlflow == f"sqlite:///{config.store}/mlflow.db":  # the default
+        config = replace(config, mlflow=mlflow_beside(config.store))
     _check(config, source)
     return config, source
 
 
 def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
     """`change` merged into `config`, in struct mode."""
+    for missing in _missing(OmegaConf.to_container(change) if isinstance(change, DictConfig) else change):
+        raise UserError(where, missing, "???: a value is missing")  # a merge would keep what was there before
     try:
         merged = OmegaConf.merge(config, change)
     except OmegaConfBaseException as error:
@@ -270,6 +322,18 @@ def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, False)
     return merged
+
+
+def _missing(value: Any, key: str = "") -> Iterator[str]:
+    """The keys, below `key`, whose value is OmegaConf's word for a missing one."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _missing(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _missing(inner, key)
+    elif value == "???":
+        yield key
 
 
 def _override(config: DictConfig, text: str, stored: Mapping[str, Any] | None = None) -> DictConfig:
@@ -435,7 +499,8 @@ def _expected(hint: Any, key: str) -> str:
     for part in key.split(".") if key else ():
         hint = get_type_hints(hint)[part] if is_dataclass(hint) else Any
     if get_origin(hint) is list:
-        return f"a list ({KINDS[get_args(hint)[0]]} each)"
+        (item,) = get_args(hint)
+        return f"a list ({KINDS[get_origin(item) or item]} each)"
     return " or ".join(KINDS.get(kind, "key: value lines") for kind in get_args(hint) or (hint,))
 
 
@@ -455,14 +520,19 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
         yield from _model_rules(name, entry)
     for axis in AXES:
         yield axis, bool(getattr(config, axis)), "an empty axis; give it at least one value"
+    yield from _product_rules(config)
     yield "name", bool(re.fullmatch(r"[\w.-]*\w", config.name)), f"{config.name!r}: letters, digits, '.', '_', '-' only"
     whole = all(budget >= 0 and float(budget).is_integer() for budget in config.budgets)
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
     yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
-    yield "store", "://" not in config.store, f"{config.store!r}: s3:// is not supported yet; name a folder"
+    yield "store", _is_place(config.store), f"{config.store!r}: a folder, or s3://bucket/prefix"
+    on_s3 = f"{config.mlflow!r}: no database can be on S3; sqlite:///FILE, a server, or null (`sync` makes it later)"
+    yield "mlflow", config.mlflow is None or "s3://" not in config.mlflow, on_s3
     wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"
     yield "mlflow", config.mlflow is None or bool(re.match(MLFLOW, config.mlflow)), wrong
     yield "limit", config.limit is None or config.limit > 0, f"{config.limit}: one row or more, or null for all"
+    unknown_cluster = f"no such cluster: {config.cluster!r}; known: {listed(known('cluster'))}"
+    yield "cluster", config.cluster is None or config.cluster in known("cluster"), unknown_cluster
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
     for key, holds, wrong in _decode_rules(config.decode):
         yield f"decode.{key}", holds, wrong
@@ -472,7 +542,48 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     counted = workers.count == "auto" or (isinstance(workers.count, int) and workers.count > 0)
     yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
     scored = workers.scorers == "auto" or (isinstance(workers.scorers, int) and workers.scorers > 0)
+    yield "workers.per_gpu", workers.per_gpu > 0, f"{workers.per_gpu}: one worker or more"
+    for key in ("hang_timeout", "scale_timeout", "grace"):
+        yield f"workers.{key}", getattr(workers, key) > 0, f"{getattr(workers, key)}: seconds, more than 0"
+    tolerated = config.tolerate is None or 0 <= config.tolerate <= 1
+    yield "tolerate", tolerated, f"{config.tolerate}: a share of the samples, 0 to 1, or null for however many"
     yield "workers.scorers", scored, f"{workers.scorers!r}: 'auto' or one scorer or more"
+
+
+def _product_rules(config: Config) -> Iterable[tuple[str, bool, str]]:
+    """What `zip` and `exclude` say is of axes, and of values that these have."""
+    zipped = [axis for axes in config.zip for axis in axes]
+    for axes in config.zip:
+        for axis in axes:
+            yield "zip", axis in AXES, f"{axis!r} is no axis{_suggest(axis, AXES)}"
+            yield "zip", zipped.count(axis) == 1, f"{axis} is named twice; an axis goes in step with others once"
+        yield "zip", len(axes) > 1, f"[{', '.join(axes)}]: two axes or more go in step"
+        lengths = {axis: len(getattr(config, axis)) for axis in axes}
+        said = ", ".join(f"{axis} has {length}" for axis, length in lengths.items())
+        yield "zip", len(set(lengths.values())) == 1, f"{said}; axes in step have as many values each"
+    for entry in config.exclude:
+        yield "exclude", bool(entry), "an empty entry describes every cell; name an axis and its value"
+        for axis, values in described(entry).items():
+            yield "exclude", axis in AXES, f"{axis!r} is no axis{_suggest(axis, AXES)}"
+            there = list(getattr(config, axis))
+            for value in values:
+                wrong = f"{axis} has no {value!r}; one of {listed(str(held) for held in there)}"
+                yield "exclude", value in there, wrong
+            yield "exclude", bool(values), f"{axis}: an empty list describes nothing; give it a value"
+            control = axis == "budgets" and 0 in values
+            yield "exclude", not control, "budgets: 0 is the control, which every method is measured against"
+
+
+def described(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """An entry of `exclude`, every axis with a list of values."""
+    return {str(axis): values if isinstance(values, list) else [values] for axis, values in entry.items()}
+
+
+def _is_place(where: str) -> bool:
+    try:
+        return bool(place(where))
+    except ValueError:
+        return False
 
 
 def _decode_rules(decode: Decode) -> Iterable[tuple[str, bool, str]]:

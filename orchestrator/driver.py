@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from orchestrator.executors import Died, Event, Executor, Finished
+from orchestrator.errors import Exit
+from orchestrator.executors import Died, Event, Executor, Finished, Joined, Left, Started
 from orchestrator.grid import Cell
+from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, Record, end_status
 from orchestrator.plan import Plan
 from orchestrator.progress import Progress, View
 from orchestrator.rescore import TextCounts, text_counts
 from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
 from orchestrator.scoring import Scorers, Scoring
+from workers.failure import Cause
 from workers.work import MethodTask, ModelSpec, SampleTask
 
 WAIT_SECONDS = 0.5  # how long to wait for an event before looking at the clock again
@@ -63,8 +66,8 @@ class Outcome:
     """How a run ended. `bugs` and `failed` list the (cell, row) of the whole sweep, not of this run alone.
 
     `status` is MLflow's word for it, `texts` is how far scoring is. `ran` counts the decode records of this run,
-    `ignored` those that came for a place already taken; `given_up` says which models could not be loaded, and why:
-    their samples are left undone.
+    `ignored` those that came for a place already taken; `given_up` says which models could not be loaded, and why, and
+    `stopped` why nothing more was begun: their samples are left undone. `signal` is the one that ended it, 0 if none.
     """
 
     ran: int
@@ -72,16 +75,19 @@ class Outcome:
     failed: tuple[tuple[Cell, str, str], ...]  # (cell, row, error)
     bugs: tuple[tuple[Cell, str], ...]
     given_up: dict[str, str]
-    interrupted: bool
+    stopped: str | None
+    signal: int
     status: str
     texts: TextCounts
 
     @property
     def exit_code(self) -> int:
-        """0 complete, 1 finished with failed samples or a bug, 130 interrupted; a scorer's error fails no sweep."""
-        if self.interrupted:
-            return 130
-        return 1 if self.bugs or self.failed or self.given_up else 0
+        """As orchestrator/errors.py has them; a scorer's error fails no sweep."""
+        if self.signal:
+            return Exit.SIGNAL + self.signal
+        if self.stopped or self.given_up:
+            return Exit.GAVE_UP
+        return Exit.FAILED if self.bugs or self.failed else Exit.COMPLETE
 
 
 class Driver:
@@ -92,7 +98,6 @@ class Driver:
         plan: Plan,
         ledger: Ledger,
         make_executor: Callable[[], Executor],
-        workers: int,
         make_scorers: Callable[[], Scorers],
         mirror: Mirror,
         view: View,
@@ -100,16 +105,22 @@ class Driver:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan, self._ledger, self._mirror, self._view = plan, ledger, mirror, view
-        self._make_executor, self._workers, self._say, self._clock = make_executor, workers, say, clock
+        self._make_executor, self._say, self._clock = make_executor, say, clock
         self._tally = Tally(plan, ledger)
         self._scoring = Scoring(plan.cells, plan.tasks, ledger, make_scorers, clock)
-        self._scores_until = math.inf
-        self._interrupts = 0
-        self._on_first_signal: Callable[[], None] = _stop
+        self._until = self._scores_until = math.inf
+        self._stuck_since: float | None = None
+        self._stopped: str | None = None
+        self._trouble: str | None = None
+        self._signals: list[int] = []
+        self._on_first_signal: Callable[[int], None] = _stop
 
-    def run(self, retry_failed: bool = False) -> Outcome:
-        """Decode, score and record everything that is missing; returns when nothing is, or on Ctrl-C."""
-        status = "FAILED"
+    def run(self, retry_failed: bool = False, fail_fast: bool = False) -> Outcome:
+        """Decode, score and record everything that is missing; returns when nothing is, or on Ctrl-C.
+
+        `fail_fast` begins nothing more once a sample has failed. Raises OSError where the ledger cannot be written.
+        """
+        status, self._fail_fast = "FAILED", fail_fast
         with self._handling_signals():
             try:
                 outcome = self._run(retry_failed)
@@ -118,21 +129,25 @@ class Driver:
             except KeyboardInterrupt:
                 status = "KILLED"
                 raise
+            except LeaseLost:
+                status = ""  # another driver has this sweep, and its MLflow runs
+                raise
             finally:
-                self._end(status)
+                if status:
+                    self._end(status)
 
     def _run(self, retry_failed: bool) -> Outcome:
         held = self._ledger.results().items()
         self._scoring.want(record for (cell, _), record in held if cell in self._plan.cells)
         waves = self._plan.waves(self._ledger.results(), retry_failed)
-        schedule = Schedule(waves, self._workers, self._plan.config.retries)
+        schedule = Schedule(waves, retries=self._plan.config.retries)
         if not schedule.finished or self._scoring.left:
             self._work(schedule)
         return self._outcome(schedule)
 
     def _end(self, status: str) -> None:
         """Whatever becomes of the last sync, MLflow is told that the sweep has ended."""
-        self._interrupts, self._on_first_signal = 0, lambda: self._say("ending; once more to stop now")
+        self._signals, self._on_first_signal = [], lambda _: self._say("ending; once more to stop now")
         try:
             self._publish(force=True)
         except BaseException:
@@ -150,7 +165,7 @@ class Driver:
                 executor = self._make_executor()
             self._tally.begin(self._clock())
             self._on_first_signal = partial(self._drain, schedule)
-            while executor is not None and not schedule.finished:
+            while executor is not None and not schedule.finished and self._clock() < self._until:
                 self._turn(schedule, executor)
             self._finish_scores(schedule, executor)
         finally:
@@ -158,18 +173,40 @@ class Driver:
             if executor is not None:
                 executor.close()
 
-    def _drain(self, schedule: Schedule) -> None:
+    def _drain(self, schedule: Schedule, number: int) -> None:
+        """Ctrl-C waits for what is in flight; SIGTERM is a notice, and waits for so long."""
         schedule.drain()
-        self._scores_until = self._clock() + GRACE_SECONDS
+        now = self._clock()
+        if number == signal.SIGTERM:
+            self._until = now + self._plan.config.workers.grace
+        self._scores_until = min(now + GRACE_SECONDS, self._until)
         self._say("stopping after what is in flight; once more to stop now")
 
     def _turn(self, schedule: Schedule, executor: Executor) -> None:
-        for decision in schedule.decide():
+        for decision in schedule.decide(self._clock()):
             carry_out(decision, executor, self._plan.models)
         for event in executor.wait(QUEUED_SECONDS if self._scoring.queued else WAIT_SECONDS):
             self._take(event, schedule)
         self._scoring.turn()
+        self._wait_for_workers(schedule)
         self._show(schedule)
+
+    def _wait_for_workers(self, schedule: Schedule) -> None:
+        """Nobody is there to work: that may change, on a cluster, but not for ever."""
+        patience = self._plan.config.workers.scale_timeout
+        if not schedule.stuck:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = self._clock()
+            self._say(f"no worker is there; waiting up to {patience:g} s for the cluster to start one")
+        elif self._clock() - self._stuck_since > patience:
+            self._stop_early(schedule, f"no worker came within {patience:g} s (workers.scale_timeout)")
+
+    def _stop_early(self, schedule: Schedule, why: str) -> None:
+        if self._stopped is None:
+            self._stopped = why
+            self._say(f"stopping: {why}")
+            schedule.drain()
 
     def _finish_scores(self, schedule: Schedule, executor: Executor | None) -> None:
         """Wait for the scores; the workers need not. After Ctrl-C, only for those that come soon."""
@@ -185,19 +222,22 @@ class Driver:
         self._view.update(self._tally.progress(self._clock(), schedule, self._scoring.left))
 
     def _take(self, event: Event, schedule: Schedule) -> None:
+        if isinstance(event, Died):
+            self._say(f"worker {event.worker}: {event.error}")
+        condemned = take(event, schedule, self._clock())
         if isinstance(event, Finished):
-            schedule.finished_job(event.worker, event.job)
             self._record(event.records)
-        elif isinstance(event, Died):
-            self._take_death(event, schedule)
-        else:
-            schedule.started(event.worker)
+        elif isinstance(event, Died) and condemned is not None:
+            self._record(failures(condemned, event.error, event.cause, self._clock()))
+        self._count_failures(schedule)
 
-    def _take_death(self, event: Died, schedule: Schedule) -> None:
-        self._say(f"worker {event.worker}: {event.error}")
-        condemned = schedule.died(event.worker, event.error)
-        if condemned is not None:
-            self._record(failures(condemned, event.error, self._clock()))
+    def _count_failures(self, schedule: Schedule) -> None:
+        failed, tolerate = self._tally.failed, self._plan.config.tolerate
+        if failed and self._fail_fast:
+            schedule.drain()
+        if tolerate is not None and failed > tolerate * self._plan.samples:
+            samples = f"{failed} of {self._plan.samples} samples failed in this run"
+            self._stop_early(schedule, f"{samples}, more than tolerate={tolerate:g} allows")
 
     def _record(self, records: list[Record]) -> None:
         """Append them all, then have them scored: a method's text may be in its control's record."""
@@ -210,7 +250,10 @@ class Driver:
 
     def _publish(self, force: bool = False) -> None:
         """Sync when it is due, and show MLflow what is durable now."""
-        durable = self._ledger.sync(self._clock(), force)
+        durable, before = self._ledger.sync(self._clock(), force), self._trouble
+        self._trouble = self._ledger.trouble
+        if self._trouble and not before:
+            self._say(f"{self._trouble}; decoding goes on, records are kept on this machine and sent again")
         if durable:
             decodes = [record for record in durable if record["kind"] == "decode"]
             self._mirror.push(decodes, [record for record in durable if record["kind"] == "score"])
@@ -227,7 +270,8 @@ class Driver:
             failed=tuple((cell, row, record["error"]) for cell, row, record in held if record["status"] == "failed"),
             bugs=tuple((cell, row) for cell, row, record in held if record.get("difference") == "bug"),
             given_up=schedule.given_up,
-            interrupted=self._interrupts > 0 and (len(held) < len(samples) or self._scoring.left > 0),
+            stopped=self._stopped,
+            signal=self._signals[0] if self._signals and (len(held) < len(samples) or self._scoring.left) else 0,
             status=end_status(self._plan.rows, results),
             texts=text_counts(self._plan.grid.cells, self._plan.rows, self._ledger),
         )
@@ -239,11 +283,11 @@ class Driver:
         A second one raises KeyboardInterrupt.
         """
 
-        def handle(*_: object) -> None:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                _stop()
-            self._on_first_signal()
+        def handle(number: int, _: object) -> None:
+            self._signals.append(number)
+            if len(self._signals) > 1:
+                _stop(number)
+            self._on_first_signal(number)
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -253,8 +297,8 @@ class Driver:
                 signal.signal(number, handler)
 
 
-def _stop() -> None:
-    raise KeyboardInterrupt
+def _stop(number: int) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def carry_out(decision: Decision, executor: Executor, models: Mapping[str, ModelSpec]) -> None:
@@ -267,15 +311,30 @@ def carry_out(decision: Decision, executor: Executor, models: Mapping[str, Model
         executor.stop(decision.worker)
 
 
-def failures(job: Job, error: str, now: float) -> list[Record]:
+def take(event: Event, schedule: Schedule, now: float) -> Job | None:
+    """What happened, told to the schedule; the job that a death condemns, if any."""
+    if isinstance(event, Died):
+        return schedule.died(event.worker, event.error, event.cause, now)
+    if isinstance(event, Joined):
+        schedule.joined(event.worker, event.kind)
+    elif isinstance(event, Left):
+        schedule.left(event.worker)
+    elif isinstance(event, Started):
+        schedule.started(event.worker)
+    else:
+        schedule.finished_job(event.worker, event.job)
+    return None
+
+
+def failures(job: Job, error: str, cause: Cause, now: float) -> list[Record]:
     """The `failed` decode records of a condemned job, one a cell."""
     task = job.task
     assert isinstance(task, SampleTask)  # a sweep has no others
     methods = [method for method in (task.control, *task.methods) if method is not None]
-    return [failure(task, method, error, now) for method in methods]
+    return [failure(task, method, error, cause, now) for method in methods]
 
 
-def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Record:
+def failure(task: SampleTask, method: MethodTask, error: str, cause: Cause, now: float) -> Record:
     """A `failed` decode record, without anything measured."""
     return {
         "kind": "decode",
@@ -285,9 +344,11 @@ def failure(task: SampleTask, method: MethodTask, error: str, now: float) -> Rec
         "attempt": method.attempt,
         "status": "failed",
         "error": error,
+        "cause": cause,
         "device": task.model.device,
         "dtype": task.model.dtype,
         "threads": task.model.threads,
+        "per_gpu": task.model.per_gpu,
         "node": socket.gethostname(),
         "started": now,
         "finished": now,
@@ -304,7 +365,9 @@ class Tally:
         self._held: set[tuple[str, str]] = set()
         self._nfe: dict[str, Counter[str]] = defaultdict(Counter)
         self._began: float | None = None
+        self._cells_done = 0
         self.ran = 0
+        self.failed = 0  # records of this run
         planned = {(key, row) for key, rows in plan.rows.items() for row in rows}
         for sample in planned & ledger.results().keys():
             self._count(ledger.results()[sample])
@@ -316,6 +379,7 @@ class Tally:
     def add(self, record: Record) -> None:
         """A record of this run."""
         self.ran += 1
+        self.failed += record["status"] != "ok"
         self._count(record)
 
     def _count(self, record: Record) -> None:
@@ -323,6 +387,7 @@ class Tally:
         if sample not in self._held:
             self._held.add(sample)
             self._left[record["cell"]] -= 1
+            self._cells_done += not self._left[record["cell"]]
         if record["status"] != "ok":
             self._failed.add(sample)
             return
@@ -335,7 +400,7 @@ class Tally:
         rate = self.ran / elapsed if elapsed > 0 else 0.0
         left = self._plan.samples - len(self._held)
         return Progress(
-            cells_done=sum(left == 0 for left in self._left.values()),
+            cells_done=self._cells_done,
             cells=len(self._left),
             samples_done=len(self._held),
             samples=self._plan.samples,

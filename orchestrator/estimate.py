@@ -1,24 +1,30 @@
-"""How long what is planned will take, by what `launch.py probe` measured on the machine that is to do it.
+"""How long what is planned will take, and what it costs.
 
     python launch.py plan quickstart --probe runs/probe/tiny-sdar-cpu.json
 
-A probe that was made of other weights, on another kind of device, or of passes of another shape says nothing and is not
+Passes: as measured in the sweep's own ledger, else as a probe found them, else as published (configs/published), else
+a pass a position. Seconds of a pass: of the ledger, else of a probe; what nobody timed is named and not counted. A
+probe that was made of other weights, on another kind of device, or of passes of another shape says nothing and is not
 used.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import Config, shown
+from orchestrator import config as configs
+from orchestrator.cluster import Cluster
+from orchestrator.config import Config, here, shown
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, decode_spec
-from orchestrator.plan import Plan, Results, most_passes, passes_by_cell
+from orchestrator.plan import Plan, Results
 from orchestrator.progress import duration
+from orchestrator.workload import Workload, most_passes, passes_left
 
 if TYPE_CHECKING:
     from spot.pass_cost import Curve
@@ -52,10 +58,13 @@ class Probe:
         nearest = self._nearest(budget)
         return self.decoded[nearest] * self.cost(budget) / self.cost(nearest)
 
+    def is_alike(self, cell: Cell) -> bool:
+        """Whether the probe decoded texts of the cell's kind."""
+        return (cell.task, *(getattr(cell, key) for key in ALIKE)) == self.texts
+
     def passes(self, cell: Cell) -> float:
-        """Those of a text as the probe found them, whichever the drafter; of texts of another kind, the most."""
-        alike = (cell.task, *(getattr(cell, key) for key in ALIKE)) == self.texts
-        return self.nfe[self._nearest(cell.budget)] if alike else most_passes(cell)
+        """Those of a text alike as the probe found them, whichever the drafter."""
+        return self.nfe[self._nearest(cell.budget)]
 
     def _nearest(self, budget: int) -> int:
         """The decoded budget that tells most of this one; draft-free is like no other."""
@@ -64,8 +73,8 @@ class Probe:
 
 
 def default_file(config: Config, model: str) -> Path:
-    """`<store>/probe/MODEL-DEVICE.json`."""
-    return Path(config.store) / "probe" / f"{model}-{config.workers.device}.json"
+    """`<store>/probe/MODEL-DEVICE.json`; for a store on S3, in `runs`."""
+    return Path(here(config.store)) / "probe" / f"{model}-{config.workers.device}.json"
 
 
 def read(file: Path) -> Probe:
@@ -134,30 +143,162 @@ def find(plan: Plan, named: Sequence[Path]) -> tuple[dict[str, Probe], list[str]
     return found, sorted(notes)
 
 
-def lines(plan: Plan, results: Results, workers: int, probes: Mapping[str, Probe]) -> Iterator[str]:
-    """`about 3 h 20 min, at most 12 h 05 min, on 2 workers, by the probe of ...`; names the models it is without."""
-    models = list(dict.fromkeys(task.model.name for wave in plan.waves(results) for task in wave))
-    known, unknown = [name for name in models if name in probes], [name for name in models if name not in probes]
-    if not known:
-        return
+@dataclass(frozen=True)
+class Published:
+    """How many times fewer passes than draft-free decoding a paper reports: (model, drafter, budget, task) -> least.
 
-    def like_the_probes(cell: Cell) -> float:
-        return probes[cell.model].passes(cell) if cell.model in probes else 0
+    Task None is any.
+    """
 
-    likely, most = (
-        duration(_seconds(plan, passes_by_cell(plan, results, guess), probes) / workers)
-        for guess in (like_the_probes, most_passes)
+    source: str
+    ratios: Mapping[tuple[str, str, int, str | None], float]
+
+    def ratio(self, cell: Cell) -> float | None:
+        """Of one position a pass; no other rule is published."""
+        key = (cell.model, cell.drafter, cell.budget)
+        found = self.ratios.get((*key, cell.task), self.ratios.get((*key, None)))
+        return found if cell.threshold is None else None
+
+
+def published() -> Published:
+    """configs/published/spot.yaml."""
+    found = configs.read(configs.CONFIGS / "published" / "spot.yaml")
+    ratios = {
+        (model, drafter, budget, task): float(line["ratio"][0])
+        for line in found["ratios"]
+        for model in line["models"]
+        for drafter in line["drafters"]
+        for budget in line["budgets"]
+        for task in line.get("tasks", [None])
+    }
+    return Published(found["source"], ratios)
+
+
+PassKind = tuple[str, str, int]  # (model, drafter, budget): what decides, in one sweep, how long a pass takes
+
+
+def measured(plan: Plan, results: Results) -> dict[PassKind, float]:
+    """The seconds a pass, prefill and drafting included, of the sweep's own records on this kind of device."""
+    device = plan.config.workers.device
+    seconds, passes = Counter[PassKind](), Counter[PassKind]()
+    for (key, _), record in results.items():
+        cell = plan.cells.get(key)
+        if cell is None or record["status"] != "ok" or record.get("device") != device:
+            continue
+        kind = (cell.model, cell.drafter, cell.budget)
+        seconds[kind] += sum(record["seconds"].values())
+        passes[kind] += record["nfe"]
+    return {kind: seconds[kind] / passes[kind] for kind in seconds if passes[kind]}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of what is left: target passes, and seconds of one worker, as likely and at most.
+
+    `of_passes` and `of_seconds` say where the numbers are from. The passes of the models in `untimed`, as far as nobody
+    timed them, are not in the seconds; None where none was timed.
+    """
+
+    passes: float
+    most_passes: float
+    seconds: float | None
+    most_seconds: float | None
+    of_passes: tuple[str, ...]
+    of_seconds: tuple[str, ...]
+    untimed: tuple[str, ...]
+
+
+def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[str, Probe]) -> Estimate:
+    """The passes and the time of all that is left."""
+    paper, own = published(), measured(plan, results)
+    of_passes, of_seconds, untimed = dict[str, None](), dict[str, None](), dict[str, None]()
+    passes_of: dict[tuple[Any, ...], float] = {}
+
+    def likely(cell: Cell) -> float:
+        kind = (cell.model, cell.task, cell.drafter, cell.budget)
+        if kind not in passes_of:
+            passes_of[kind], whose = _likely_passes(cell, probes.get(cell.model), paper)
+            of_passes[whose] = None
+        return passes_of[kind]
+
+    all_passes = passes_left(workload, likely)
+    most_passes_left = passes_left(workload)
+    if any(state.nfe for state in workload.states):
+        of_passes["the ledger"] = None
+    seconds = most_seconds = 0.0
+    for cell in plan.grid.cells:
+        if not most_passes_left[cell.key]:
+            continue
+        kind = (cell.model, cell.drafter, cell.budget)
+        if kind in own:
+            a_pass = own[kind]
+            of_seconds["the sweep's own records"] = None
+        elif cell.model in probes:
+            a_pass = probes[cell.model].pass_seconds(cell.budget)
+            of_seconds[f"the probe of {cell.model} on {probes[cell.model].machine}"] = None
+        else:
+            untimed[cell.model] = None
+            continue
+        seconds += all_passes[cell.key] * a_pass
+        most_seconds += most_passes_left[cell.key] * a_pass
+    timed = bool(of_seconds)
+    return Estimate(
+        passes=sum(all_passes.values()),
+        most_passes=sum(most_passes_left.values()),
+        seconds=seconds if timed else None,
+        most_seconds=most_seconds if timed else None,
+        of_passes=tuple(of_passes),
+        of_seconds=tuple(of_seconds),
+        untimed=tuple(untimed),
     )
+
+
+def _likely_passes(cell: Cell, probe: Probe | None, paper: Published) -> tuple[float, str]:
+    """A sample's passes, and by whose word."""
+    if probe is not None and probe.is_alike(cell):
+        return probe.passes(cell), f"the probe of {probe.model}"
+    draft_free = float(cell.gen_length) if cell.stop == "length" and cell.threshold is None else most_passes(cell)
+    ratio = paper.ratio(cell)
+    if ratio is not None:
+        return draft_free / ratio, "the published ratios"
+    return (draft_free if cell.is_control else most_passes(cell)), "a pass a position"
+
+
+def lines(found: Estimate, workers: int, cluster: Cluster | None) -> Iterator[str]:
+    """`about 3 h 20 min, at most 12 h 05 min, on 2 workers, by the probe of ...`; names the models it is without."""
+    if round(found.passes) < round(found.most_passes):
+        told = [whose for whose in found.of_passes if whose != "a pass a position"]
+        by = f" by {_and(told)}" if told else ""
+        yield f"about {found.passes:,.0f} target passes{by}, at most {found.most_passes:,.0f}"
+    elif found.most_passes:
+        yield f"at most {found.most_passes:,.0f} target passes"
+    without = (
+        f"; without {', '.join(found.untimed)}, whose passes nobody timed (launch.py probe)" if found.untimed else ""
+    )
+    if found.seconds is None or found.most_seconds is None:
+        if found.untimed:
+            yield f"time unknown: nobody timed the passes of {', '.join(found.untimed)} (launch.py probe)"
+        return
+    likely, most = (duration(seconds / workers) for seconds in (found.seconds, found.most_seconds))
     took = f"at most about {most}" if likely == most else f"about {likely}, at most {most},"
-    of = ", ".join(f"{name} on {probes[name].machine}" for name in known)
-    without = f"; without {', '.join(unknown)}, not probed" if unknown else ""
-    yield f"{took} on {counted(workers, 'worker')}, by the probe{'s' * (len(known) > 1)} of {of}{without}"
+    yield f"{took} on {counted(workers, 'worker')}, by {_and(found.of_seconds)}{without}"
+    if cluster is not None:
+        hours, most_hours = found.seconds / 3600, found.most_seconds / 3600
+        yield f"{hours:.1f} GPU-hours, at most {most_hours:.1f}{_price(cluster, hours, most_hours)}"
 
 
-def _seconds(plan: Plan, passes: Mapping[str, float], probes: Mapping[str, Probe]) -> float:
-    """Of all passes of the models that are probed."""
-    cells = (cell for cell in plan.grid.cells if cell.model in probes)
-    return sum(passes[cell.key] * probes[cell.model].pass_seconds(cell.budget) for cell in cells)
+def _price(cluster: Cluster, hours: float, most_hours: float) -> str:
+    """`: 120 USD, at most 310, at 4.975 a GPU-hour (H200, 2026-01)`."""
+    price = cluster.usd_per_gpu_hour
+    if price is None:
+        return f"; no price of a GPU-hour is known ({cluster.gpu})"
+    cost, most = hours * price, most_hours * price
+    return f": {cost:,.2f} USD, at most {most:,.2f}, at {price:g} a GPU-hour ({cluster.gpu}, {cluster.date})"
+
+
+def _and(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def counted(count: int, what: str) -> str:

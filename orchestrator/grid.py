@@ -9,12 +9,13 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
-from orchestrator.config import Config
+from orchestrator.config import Config, described
 from workers.work import SEMANTICS, Chat, DecodeSpec, DrafterSpec, ModelSpec
 
 KEY_VERSION = 3  # raised when the fields of Cell or their encoding change
@@ -58,7 +59,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """`v3-` and 20 hex digits: sha256 of the canonical JSON of all fields."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        text = _CANONICAL.encode(dict(zip(_FIELDS, _values(self), strict=True)))
         return f"v{KEY_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
     @property
@@ -72,7 +73,7 @@ class Cell:
         """Draft-free?"""
         return self.method == CONTROL.method
 
-    @property
+    @cached_property
     def group(self) -> "Group":
         """The cells that decode the same prompts with the same noise: one control and its methods."""
         return Group(self.model, self.task, self.temperature, self.seed)
@@ -87,8 +88,12 @@ class Cell:
         return cls(**{field.name: _frozen(plain.get(field.name, field.default)) for field in fields(cls)})
 
 
-@dataclass(frozen=True)
-class Group:
+_FIELDS = tuple(field.name for field in fields(Cell))
+_values = attrgetter(*_FIELDS)
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+class Group(NamedTuple):
     """What the cells of one sample task share, besides the decode settings that all cells of a model share."""
 
     model: str
@@ -114,28 +119,106 @@ class Grid:
     notes: tuple[str, ...]
 
 
+class Point(NamedTuple):
+    """A combination of the axes' values. Groups come first: points in this order have a group's cells together."""
+
+    model: str
+    task: str
+    temperature: float
+    seed: int
+    drafter: str
+    budget: int
+
+    @property
+    def group(self) -> Group:
+        """Whose control it is measured against."""
+        return Group(*self[:4])
+
+
+_ORDER = ("models", "tasks", "temperatures", "seeds", "drafters", "budgets")  # the axes as a Point has them
+_TYPES: dict[str, Callable[[Any], Any]] = {"budgets": int, "temperatures": lambda t: float(t) + 0.0}  # no -0.0
+
+
+def points(config: Config) -> tuple[list[Point], tuple[str, ...]]:
+    """The product of the axes, those of a `zip` entry in step, without what `exclude` describes; and notes.
+
+    A combination given twice counts once. Raises ValueError, `exclude: ...`, for an entry that describes none.
+    """
+    notes: list[str] = []
+    zipped = [sorted(axes, key=_ORDER.index) for axes in config.zip]
+    alone = [[axis] for axis in _ORDER if not any(axis in axes for axes in zipped)]
+    factors = sorted(zipped + alone, key=lambda axes: _ORDER.index(axes[0]))
+    values = [_distinct(axes, _steps(config, axes), notes) for axes in factors]
+    flat = [axis for axes in factors for axis in axes]
+    in_order = itemgetter(*(flat.index(axis) for axis in _ORDER))
+    product = itertools.product(*values)
+    found = [Point._make(in_order(tuple(itertools.chain(*steps)))) for steps in product]
+    for entry in config.exclude:
+        wanted = [(_ORDER.index(axis), set(values)) for axis, values in described(entry).items()]
+        kept = [point for point in found if any(point[place] not in values for place, values in wanted)]
+        if len(kept) == len(found):
+            raise ValueError(f"exclude: {entry} describes no cell that is there; correct it, or leave it out")
+        found = kept
+    if not found:
+        raise ValueError("exclude: nothing is left of the grid")
+    return found, tuple(notes)
+
+
+def _steps(config: Config, axes: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The values of `axes`, in step."""
+    columns = ([_TYPES.get(axis, lambda value: value)(value) for value in getattr(config, axis)] for axis in axes)
+    return list(zip(*columns, strict=True))
+
+
 def expand(
     config: Config,
+    combinations: Sequence[Point],
     models: Mapping[str, ModelSpec],
     tasks: Mapping[str, DataSet],
-    drafters: Mapping[str, DrafterSpec],
+    drafters: Mapping[tuple[str, str], DrafterSpec],
 ) -> Grid:
-    """The product of the axes. Values given twice count once, budget 0 of any drafter is the control."""
-    notes: list[str] = []
-    axes = {axis: _distinct(axis, getattr(config, axis), notes) for axis in ("models", "tasks", "drafters")}
-    budgets = [int(budget) for budget in _distinct("budgets", config.budgets, notes)]
-    temperatures = [float(t) + 0.0 for t in _distinct("temperatures", config.temperatures, notes)]
-    seeds = _distinct("seeds", config.seeds, notes)
-    methods = [(drafters[name], budget) for name in axes["drafters"] for budget in budgets if budget > 0]
+    """The cells of the points; budget 0 of any drafter is the control. `drafters` are by (model, name)."""
+    groups: dict[Group, dict[tuple[str, int], None]] = {}
+    for point in combinations:
+        methods = groups.setdefault(point.group, {})
+        if point.budget:
+            methods[point.drafter, point.budget] = None
+    notes = _one_seed(config, groups, tasks)
     cells: list[Cell] = []
     rows: dict[Group, tuple[str, ...]] = {}
-    for model, task, temperature in itertools.product(axes["models"], axes["tasks"], temperatures):
-        for seed in _seeds(config, task, tasks[task], temperature, seeds, notes):
-            group = Group(model, task, temperature, seed)
-            rows[group] = choose_rows(tasks[task].rows, seed, config.limit, config.shuffle)
-            for drafter, budget in [(CONTROL, 0), *methods]:
-                cells.append(_cell(config, models[model], tasks[task], drafter, budget, group))
-    return Grid(tuple(cells), rows, tuple(dict.fromkeys(notes)))
+    chosen: dict[tuple[str, int], tuple[str, ...]] = {}
+    options = {pair: _frozen(drafter.options) for pair, drafter in drafters.items()}
+    for group, methods in groups.items():
+        which = (group.task, group.seed)
+        if which not in chosen:
+            chosen[which] = choose_rows(tasks[group.task].rows, group.seed, config.limit, config.shuffle)
+        rows[group] = chosen[which]
+        decode = decode_spec(config, models[group.model], group.temperature, group.seed)
+        model, data = models[group.model], tasks[group.task]
+        cells.append(_cell(model, data, CONTROL, (), 0, group, decode))
+        for name, budget in methods:
+            drafter, frozen = drafters[group.model, name], options[group.model, name]
+            cells.append(_cell(model, data, drafter, frozen, budget, group, decode))
+    return Grid(tuple(cells), rows, tuple(notes))
+
+
+def _one_seed(config: Config, groups: dict[Group, dict], tasks: Mapping[str, DataSet]) -> list[str]:
+    """At temperature 0 noise is unused; where every seed also takes the same rows, one seed says it all.
+
+    Gives the methods of a group's further seeds to the first one; returns what to say of it.
+    """
+    notes: dict[str, None] = {}
+    first: dict[tuple[str, str], Group] = {}
+    for group in list(groups):
+        whole = not config.shuffle or config.limit is None or config.limit >= len(tasks[group.task].rows)
+        if group.temperature > 0 or not whole:
+            continue
+        kept = first.setdefault((group.model, group.task), group)
+        if kept != group:
+            groups[kept].update(groups.pop(group))
+            seeds = f"seeds {config.seeds} all decode alike; only {kept.seed} is run"
+            notes[f"{group.task} at temperature 0 over the same rows: {seeds}"] = None
+    return list(notes)
 
 
 def choose_rows(rows: Sequence[str], seed: int, limit: int | None, shuffle: bool = True) -> tuple[str, ...]:
@@ -146,8 +229,15 @@ def choose_rows(rows: Sequence[str], seed: int, limit: int | None, shuffle: bool
     return tuple(order[:limit])
 
 
-def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec, budget: int, group: Group) -> Cell:
-    decode = decode_spec(config, model, group.temperature, group.seed)
+def _cell(
+    model: ModelSpec,
+    data: DataSet,
+    drafter: DrafterSpec,
+    options: tuple[tuple[str, Any], ...],
+    budget: int,
+    group: Group,
+    decode: DecodeSpec,
+) -> Cell:
     return Cell(
         model=model.name,
         family=model.family,
@@ -159,7 +249,7 @@ def _cell(config: Config, model: ModelSpec, data: DataSet, drafter: DrafterSpec,
         drafter=drafter.name,
         method=drafter.method,
         drafter_sha=drafter.sha,
-        drafter_options=_frozen(drafter.options),
+        drafter_options=options,
         budget=budget,
         temperature=group.temperature,
         seed=group.seed,
@@ -191,22 +281,11 @@ def decode_spec(config: Config, model: ModelSpec, temperature: float, seed: int)
     )
 
 
-def _seeds(
-    config: Config, task: str, data: DataSet, temperature: float, seeds: list[int], notes: list[str]
-) -> list[int]:
-    """At temperature 0 noise is unused; where every seed also takes the same rows, one seed says it all."""
-    whole = not config.shuffle or config.limit is None or config.limit >= len(data.rows)
-    if temperature > 0 or not whole or len(seeds) == 1:
-        return seeds
-    notes.append(f"{task} at temperature 0 over the same rows: seeds {seeds} all decode alike; only {seeds[0]} is run")
-    return seeds[:1]
-
-
-def _distinct(axis: str, values: Iterable[Any], notes: list[str]) -> list[Any]:
-    values = list(values)
+def _distinct(axes: Sequence[str], values: Sequence[tuple[Any, ...]], notes: list[str]) -> list[tuple[Any, ...]]:
     kept = list(dict.fromkeys(values))
     if len(kept) < len(values):
-        notes.append(f"{axis}: {values} names a value twice; each counts once")
+        said = [value if len(axes) > 1 else value[0] for value in values]
+        notes.append(f"{', '.join(axes)}: {said} names a value twice; each counts once")
     return kept
 
 

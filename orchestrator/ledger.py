@@ -1,32 +1,35 @@
-"""The truth about a sweep: `<store>/<name>/sweep.yaml` and `segments/NNN.jsonl`, one record a line. design.md §5.
+"""The truth about a sweep: `<store>/<name>/sweep.yaml` and `segments/`, one record a line. design.md §5.
 
     from orchestrator.ledger import Ledger, read_sweep
-    sweep = read_sweep(Path("runs/quickstart"))
+    sweep = read_sweep(Path("runs/quickstart"))          # or place("s3://bucket/runs/quickstart")
     decodes = Ledger(sweep.folder).results()
 
-The driver alone writes, or `rescore` (flock; a dead holder's lock is free at once). A record reaches the file at
-once, so a killed driver loses none, and the disk with `sync`, every 10 s or 200 records, so a dead machine loses at
-most those. A torn last line is cut before anything is appended. Readers take no lock and pass over a torn tail.
+The driver alone writes, or `rescore`: one at a time, by a lock in a folder and by a lease on S3. A record is in a file
+of this machine at once, so a killed driver loses none, and durable with `sync`, every 10 s or 200 records, so a dead
+machine loses at most those. Readers take no lock and pass over a torn tail. What a record measured, and its text, stay
+on disk until they are asked for: a ledger of half a million records takes a quarter of a gigabyte.
 """
 
-import fcntl
+import errno
 import json
-import os
-import socket
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from sys import intern
+from typing import Any, BinaryIO, Self
 
 import yaml
 
+from orchestrator import lease
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
+from orchestrator.segments import Line, Log, lines, locked_by, open_to_write, read_segments
+from workers.store import Place, S3Store, StoreError, open_store
 
 SYNC_SECONDS = 10.0
 SYNC_RECORDS = 200
-SEGMENT_BYTES = 64 << 20
-Record = dict[str, Any]
+Record = Mapping[str, Any]
 Sample = tuple[str, str]  # (cell key, row id)
 ScoreKey = tuple[str, str, str, str]  # (task, row id, text sha, scorer version)
 
@@ -39,7 +42,7 @@ class Sweep:
     sweeps of one name apart; one from before there were ids has none.
     """
 
-    folder: Path
+    folder: Place
     name: str
     config: dict[str, Any]
     cells: tuple[Cell, ...]
@@ -52,19 +55,25 @@ class Sweep:
 # ---- sweep.yaml
 
 
-def read_sweep(folder: Path) -> Sweep:
+def has_sweep(folder: Place) -> bool:
+    """Whether there is a sweep in `folder`."""
+    return "sweep.yaml" in open_store(folder).names()
+
+
+def read_sweep(folder: Place) -> Sweep:
     """The sweep in `folder`. Raises UserError where there is none, or none that can be read."""
-    path = folder / "sweep.yaml"
-    if not path.is_file():
-        raise UserError(str(folder), "", "no sweep here; start one with: python launch.py run GRID")
     try:
-        return _sweep(folder, yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        text = open_store(folder).get("sweep.yaml")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(str(folder), "", "no sweep here; start one with: python launch.py run GRID") from None
+    try:
+        return _sweep(folder, yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError):
         wrong = "not a sweep.yaml this version can read; restore it, or start anew under another name="
-        raise UserError(str(path), "", wrong) from None
+        raise UserError(str(folder / "sweep.yaml"), "", wrong) from None
 
 
-def _sweep(folder: Path, plain: Any) -> Sweep:
+def _sweep(folder: Place, plain: Any) -> Sweep:
     lists = [tuple(ids) for ids in plain["row_lists"]]
     return Sweep(
         folder=folder,
@@ -101,16 +110,55 @@ def write_sweep(sweep: Sweep) -> None:
     }
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text = yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
-    temporary = sweep.folder / "sweep.yaml.new"
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, sweep.folder / "sweep.yaml")
-    _sync_folder(sweep.folder)
+    open_store(sweep.folder).put("sweep.yaml", text.encode())
 
 
-# ---- segments
+# ---- records
+
+
+class Decoded(Record):
+    """An `ok` decode record of which only what every pass over a sweep asks for is in memory."""
+
+    __slots__ = ("_line", "_reader", "attempt", "cell", "difference", "nfe", "row", "text_sha")
+    _CONSTANT = {"kind": "decode", "status": "ok"}  # noqa: RUF012
+    _HELD = frozenset({"cell", "row", "attempt", "nfe", "text_sha", "difference"})
+
+    def __init__(self, reader: "_Reader", line: Line, held: Record) -> None:
+        self._reader, self._line = reader, line
+        self.cell, self.row, self.attempt = intern(held["cell"]), intern(held["row"]), held["attempt"]
+        self.nfe, self.text_sha, self.difference = held.get("nfe"), held.get("text_sha"), held.get("difference")
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._HELD and ((value := getattr(self, name)) is not None or name == "difference"):
+            return value
+        return self._CONSTANT.get(name) or self.whole()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole())
+
+    def __len__(self) -> int:
+        return len(self.whole())
+
+    def whole(self) -> Record:
+        """All of it, from the disk."""
+        return self._reader.record(self._line)
+
+
+class _Reader:
+    """Records by their place; the last one, and its file, are kept at hand. For one thread."""
+
+    def __init__(self) -> None:
+        self._file: tuple[Path, BinaryIO] | None = None
+        self._last: tuple[Line, Record] | None = None
+
+    def record(self, line: Line) -> Record:
+        if self._last is None or self._last[0] != line:
+            if self._file is None or self._file[0] != line.file:
+                self._file = line.file, line.file.open("rb")
+            opened = self._file[1]
+            opened.seek(line.offset)
+            self._last = line, json.loads(opened.readline())
+        return self._last[1]
 
 
 class Ledger:
@@ -120,53 +168,56 @@ class Ledger:
     to append; close it, or use it in a `with`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place, log: Log | None = None) -> None:
         self.folder = folder
         self.ignored = 0  # decode records of a (cell, row) that already had one
+        self.trouble: str | None = None  # why the last sync failed; it is tried again
+        self._log = log
+        self._reader = _Reader()
         self._results: dict[Sample, Record] = {}
         self._scores: dict[ScoreKey, Record] = {}
-        self._lock: IO[str] | None = None
-        self._file: IO[bytes] | None = None
-        self._unsynced: list[Record] = []
+        self._unsynced: list[Line] = []
         self._synced_at = 0.0
-        for record in self.records():
-            self._index(record)
+        for line, held in _scan(log.files() if log else read_segments(folder), _head):
+            if self._takes(held):
+                self._index(line, held)
+            else:
+                self.ignored += 1
 
     @classmethod
-    def write(cls, folder: Path, now: float) -> "Ledger":
-        """Locked for this process, a torn tail cut off, ready to append. UserError where another driver holds it."""
+    def write(cls, folder: Place, now: float, say: Callable[[str], None] = lambda line: None) -> "Ledger":
+        """Locked for this process, a torn tail cut off, ready to append. UserError where another driver holds it.
+
+        What an earlier driver on this machine could not upload is appended first. `say` tells the user what takes long.
+        """
         try:
-            (folder / "segments").mkdir(parents=True, exist_ok=True)
-            lock = _acquire(folder)
+            log = open_to_write(folder, say)
         except OSError as error:
-            wrong = f"cannot be written ({error.strerror}); choose another with store=FOLDER"
-            raise UserError(str(folder), "store", wrong) from None
-        segments = _segments(folder)
-        if segments:
-            _cut_torn_tail(segments[-1])
-        ledger = cls(folder)
-        ledger._lock, ledger._synced_at = lock, now
-        return ledger
+            raise _unwritable(folder, error) from None
+        try:
+            ledger = cls(folder, log)
+            ledger._synced_at = now
+            ledger._take_left_over(log, now)
+            return ledger
+        except BaseException:
+            log.close()
+            raise
 
     def records(self) -> Iterator[Record]:
-        """Every complete record on file, in the order written. UserError where a line before the last is damaged."""
-        segments = _segments(self.folder)
-        for path in segments:
-            data = path.read_bytes()
-            whole = _whole(data) if path == segments[-1] else len(data)
-            for number, line in enumerate(data[:whole].splitlines(), start=1):
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise UserError(f"{path}:{number}", "", "damaged record; move this line out of the file") from None
+        """Every complete record, in the order written. UserError where one before the last is damaged."""
+        return (record for _, record in _scan(read_segments(self.folder), json.loads))
 
     def results(self) -> Mapping[Sample, Record]:
         """The decode record that counts for each (cell, row): the first `ok` one, else the last failure.
 
         design.md's "first record is the result" would leave nothing to a retry (`resume --retry-failed`): a failure is
-        not a result, and one that was tried again says more of why.
+        not a result, and one that was tried again says more of why. Records read what they hold when they are asked.
         """
         return self._results
+
+    def decodes(self) -> Iterator[Record]:
+        """The records of `results`, one after another and each whole: for who needs all that they hold."""
+        return (held.whole() if isinstance(held, Decoded) else held for held in self._results.values())
 
     def scores(self) -> Mapping[ScoreKey, Record]:
         """The score of each (task, row, text sha, scorer version), oldest first: the last one made counts.
@@ -176,64 +227,163 @@ class Ledger:
         return self._scores
 
     def append(self, record: Record) -> bool:
-        """Write `record`; False, and nothing written, where it is a decode whose place is taken already."""
-        if not self._index(record):
+        """Write `record`; False, and nothing written, where it is a decode whose place is taken already.
+
+        UserError where the disk is full, or another driver has taken over.
+        """
+        if not self._takes(record):
+            self.ignored += 1
             return False
-        file = self._segment()
-        file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-        file.flush()
-        self._unsynced.append(record)
+        assert self._log is not None, "open with Ledger.write to append"
+        try:
+            line = self._log.append(_line(record))
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        self._index(line, record)
+        self._unsynced.append(line)
         return True
 
     def sync(self, now: float, force: bool = False) -> list[Record]:
-        """The records made durable by this call, oldest first: none until 10 s or 200 records have gone by."""
-        due = now - self._synced_at >= SYNC_SECONDS or len(self._unsynced) >= SYNC_RECORDS
-        if self._file is None or not (due or force):
+        """The records made durable by this call, oldest first: none until 10 s or 200 records have gone by.
+
+        Where S3 does not take them, `trouble` says why, and they are tried again when 10 s have gone by; with `force`
+        that is a UserError.
+        """
+        if not (force or now - self._synced_at >= SYNC_SECONDS or (self._full and not self.trouble)):
             return []
-        os.fsync(self._file.fileno())
-        durable, self._unsynced, self._synced_at = self._unsynced, [], now
+        self._synced_at = now
+        if self._log is None or not self._unsynced:
+            return []
+        try:
+            self._log.sync()
+        except StoreError as error:
+            self.trouble = str(error)
+            if force:
+                raise UserError("", "store", f"{error}; {self._log.kept()}") from None
+            return []
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        self.trouble = None
+        durable: list[Record] = [dict(self._reader.record(line)) for line in self._unsynced]
+        self._unsynced.clear()
         return durable
 
     def close(self) -> None:
-        """Sync, and free the lock."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-        if self._lock is not None:
-            self._lock.truncate(0)
-            self._lock.close()
-        self._file = self._lock = None
+        """Sync, and let the next driver in. UserError where the sync fails."""
+        log, self._log = self._log, None
+        if log is None:
+            return
+        try:
+            if self._unsynced:
+                log.sync()
+        except StoreError as error:
+            raise UserError("", "store", f"{error}; {log.kept()}") from None
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        finally:
+            log.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._log is not None:  # a second failure would hide the first
+            self._log.close()
+            self._log = None
         self.close()
 
-    def _index(self, record: Record) -> bool:
-        if record["kind"] == "score":
-            self._scores.pop(score_key(record), None)
-            self._scores[score_key(record)] = record
-            return True
-        sample = (record["cell"], record["row"])
-        held = self._results.get(sample)
-        if held is not None and (held["status"] == "ok" or record["attempt"] <= held["attempt"]):
-            self.ignored += 1
-            return False
-        self._results[sample] = record
-        return True
+    @property
+    def _full(self) -> bool:
+        return len(self._unsynced) >= SYNC_RECORDS
 
-    def _segment(self) -> IO[bytes]:
-        """The open segment; a new one is begun where the last has grown past 64 MiB."""
-        assert self._lock is not None, "open with Ledger.write to append"
-        if self._file is not None and self._file.tell() >= SEGMENT_BYTES:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
-        if self._file is None:
-            self._file = _next_segment(self.folder).open("ab")
-            _sync_folder(self.folder / "segments")
-        return self._file
+    def _takes(self, record: Record) -> bool:
+        """Whether `record` counts beside those there are."""
+        if record["kind"] == "score":
+            return True
+        held = self._results.get((record["cell"], record["row"]))
+        return held is None or (held["status"] != "ok" and record["attempt"] > held["attempt"])
+
+    def _index(self, line: Line, record: Record) -> None:
+        if record["kind"] == "score":
+            kept = _interned(record)
+            self._scores.pop(score_key(kept), None)
+            self._scores[score_key(kept)] = kept
+        elif record["status"] == "ok":
+            held = Decoded(self._reader, line, record)
+            self._results[held.cell, held.row] = held
+        else:
+            self._results[intern(record["cell"]), intern(record["row"])] = _interned(record)
+
+    def _take_left_over(self, log: Log, now: float) -> None:
+        found = False
+        for line in log.left_over():
+            found = True
+            record = json.loads(line)
+            is_held = record["kind"] == "score" and self._scores.get(score_key(record)) == record
+            if not is_held and self._takes(record):
+                self.append(record)
+        if found:
+            self.sync(now, force=True)
+
+
+def _interned(record: Record) -> dict[str, Any]:
+    """`record` with its keys and short texts shared with other records."""
+    return {intern(k): intern(v) if isinstance(v, str) and len(v) < 40 else v for k, v in record.items()}
+
+
+_FIRST = ("kind", "cell", "row", "status", "text_sha", "nfe", "difference", "attempt")
+_HEAD = re.compile(
+    rb'\{"kind":"decode","cell":"([^"\\]+)","row":"([^"\\]+)","status":"ok","text_sha":"([^"\\]+)","nfe":(\d+),'
+    rb'"difference":(?:null|"(\w+)"),"attempt":(\d+)[,}]'
+)
+
+
+def _line(record: Record) -> bytes:
+    """`record` as a line of JSON, what `_head` looks for first."""
+    ordered = {name: record[name] for name in _FIRST if name in record} | record  # type: ignore[operator]
+    return json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _head(line: bytes) -> Record:
+    """What `Decoded` holds of an `ok` decode record, without parsing its text; any other record whole."""
+    found = _HEAD.match(line)
+    if found is None or not line.endswith(b"}\n"):
+        whole: Record = json.loads(line)
+        return whole
+    cell, row, sha, nfe, difference, attempt = found.groups()
+    head = {"cell": cell.decode(), "row": row.decode(), "text_sha": sha.decode(), "nfe": int(nfe)}
+    kind = difference.decode() if difference else None
+    return head | {"kind": "decode", "status": "ok", "difference": kind, "attempt": int(attempt)}
+
+
+def _scan(files: list[Path], parse: Callable[[bytes], Record]) -> Iterator[tuple[Line, Record]]:
+    """Every complete line and what `parse` makes of it. UserError where one before the last of all is damaged."""
+    for file in files:
+        is_last = file == files[-1]
+        damaged: int | None = None
+        for number, (offset, line) in enumerate(lines(file, is_last), start=1):
+            if damaged is not None:
+                break
+            try:
+                record = parse(line)
+            except ValueError:
+                damaged = number
+                continue
+            yield Line(file, offset), record
+        else:
+            if damaged is None or is_last:  # a last line of zeros, from a power cut
+                continue
+        raise UserError(f"{file}:{damaged}", "", "damaged record; move this line out of the file")
+
+
+def _unwritable(folder: Place, error: OSError) -> UserError:
+    """What the disk says, or S3, as the user's to put right."""
+    if error.strerror is None:  # S3's say where, and what to do
+        return UserError("", "store", str(error))
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "make room, then go on with resume; no record is lost" if is_full else "choose another with store=FOLDER"
+    wrong = f"cannot be written ({error.strerror}); {remedy}"
+    return UserError(str(folder), "store", wrong)
 
 
 def end_status(rows: Mapping[str, tuple[str, ...]], results: Mapping[Sample, Record]) -> str:
@@ -253,63 +403,9 @@ def score_key(record: Record) -> ScoreKey:
     return record["task"], record["row"], record["text_sha"], record["scorer"]
 
 
-def holder(folder: Path) -> str | None:
+def holder(folder: Place) -> str | None:
     """`host, process 123` of the live driver of this sweep, None where there is none (as far as this host can see)."""
-    try:
-        host, pid = (folder / "lock").read_text().split()
-    except (OSError, ValueError):
-        return None
-    alive = host != socket.gethostname() or Path(f"/proc/{pid}").exists()
-    return f"{host}, process {pid}" if alive else None
-
-
-def _acquire(folder: Path) -> IO[str]:
-    """The sweep's lock, held until the file is closed or this process ends in whatever way."""
-    lock = (folder / "lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(
-            str(folder), "", f"another driver is running this sweep ({holder(folder)}); wait for it, or stop it"
-        ) from None
-    lock.truncate(0)
-    lock.write(f"{socket.gethostname()} {os.getpid()}")
-    lock.flush()
-    return lock
-
-
-def _segments(folder: Path) -> list[Path]:
-    return sorted((folder / "segments").glob("*.jsonl"))
-
-
-def _next_segment(folder: Path) -> Path:
-    segments = _segments(folder)
-    if segments and segments[-1].stat().st_size < SEGMENT_BYTES:
-        return segments[-1]
-    return folder / "segments" / f"{len(segments) + 1:03d}.jsonl"
-
-
-def _whole(data: bytes) -> int:
-    """The length of `data` without a torn last line: one that lacks its newline or is no JSON."""
-    end = data.rfind(b"\n") + 1
-    start = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    try:
-        json.loads(data[start:end] or b"0")
-    except ValueError:
-        return start
-    return end
-
-
-def _cut_torn_tail(path: Path) -> None:
-    data = path.read_bytes()
-    if (whole := _whole(data)) < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    if isinstance(folder, Path):
+        return locked_by(folder)
+    found = lease.holder(S3Store(folder))
+    return str(found) if found else None

@@ -6,20 +6,19 @@ Needs no Ray and no GPU: targets are identified by their files, drafters read on
 design.md §5.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from orchestrator.config import Config, Source
-from orchestrator.grid import Cell, DataSet, Grid, Group, decode_spec, expand
+from orchestrator.errors import UserError
+from orchestrator.grid import Cell, DataSet, Grid, Group, Point, decode_spec, expand, points
 from orchestrator.ledger import Record, Sample, Sweep
-from orchestrator.schedule import Assign, Schedule, Start
+from workers.store import Place
 from workers.tasks import Canary, Score
-from workers.work import DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
+from workers.work import UNRESOLVED, Absent, DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
 FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
 Found = TypeVar("Found")
@@ -60,8 +59,10 @@ class Judge(Protocol):
 
 
 class Worker(Protocol):
-    """A loaded target; does one task and returns its records."""
+    """A loaded target; does one task and returns its records. `passes` counts its forwards: a sign of life."""
 
+    @property
+    def passes(self) -> int: ...
     def run(self, task: Work, /) -> list[Record]: ...
 
 
@@ -101,7 +102,8 @@ class Plan:
     grid: Grid
     models: Mapping[str, ModelSpec]
     tasks: Mapping[str, Task]
-    drafters: Mapping[str, DrafterSpec]
+    drafters: Mapping[tuple[str, str], DrafterSpec]  # by (model, name)
+    unresolved: tuple[str, ...] = ()  # what is planned by name alone, a line each
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
@@ -160,7 +162,7 @@ class Plan:
         )
 
     def _method(self, cell: Cell, held: Record | None) -> MethodTask:
-        drafter = None if cell.is_control else self.drafters[cell.drafter]
+        drafter = None if cell.is_control else self.drafters[cell.model, cell.drafter]
         return MethodTask(cell.key, drafter, cell.budget, 1 if held is None else held["attempt"] + 1)
 
     @cached_property
@@ -171,17 +173,34 @@ class Plan:
         return groups
 
 
-def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
-    """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no target."""
-    models = {name: _found(source, "model", workers.resolve_model, name, config) for name in config.models}
+def make_plan(config: Config, source: Source, workers: Backend, by_name: bool = False) -> Plan:
+    """Find everything that `config` names. Raises UserError for a missing file or a bad value; loads no target.
+
+    With `by_name`, what this machine has not got is planned by its name and published size, and is `unresolved`.
+    """
+    try:
+        combinations, notes = points(config)
+    except ValueError as error:
+        raise source.error("exclude", str(error).removeprefix("exclude: ")) from None
+    find = _Finder(config, source, by_name)
+    models = {name: find("model", name, workers.resolve_model) for name in _named(combinations, "model")}
     models = {
-        name: replace(spec, device=config.workers.device, threads=config.workers.threads)
+        name: replace(
+            spec,
+            device=config.workers.device,
+            threads=config.workers.threads,
+            per_gpu=config.workers.per_gpu if config.workers.device == "cuda" else 1,
+        )
         for name, spec in models.items()
     }
-    drafters = {name: _found(source, "drafter", workers.resolve_drafter, name, config) for name in config.drafters}
-    tasks = load_tasks(config, source, workers)
+    pairs = dict.fromkeys((point.model, point.drafter) for point in combinations)
+    drafters = {(model, name): find("drafter", name, workers.resolve_drafter, model) for model, name in pairs}
+    tasks = {name: find("task", name, workers.load_task) for name in _named(combinations, "task")}
+    _refuse_no_rows(tasks, source)
     data = {name: DataSet(task.revision, tuple(row.id for row in task.rows)) for name, task in tasks.items()}
-    plan = Plan(config, expand(config, models, data, drafters), models, tasks, drafters)
+    grid = expand(config, combinations, models, data, drafters)
+    grid = replace(grid, notes=(*notes, *grid.notes))
+    plan = Plan(config, grid, models, tasks, drafters, tuple(find.unresolved.values()))
     _refuse_long_blocks(plan, source)
     _refuse_edges(plan, source)
     _refuse_trained_rows(plan, source, workers)
@@ -190,61 +209,104 @@ def make_plan(config: Config, source: Source, workers: Backend) -> Plan:
 
 def load_tasks(config: Config, source: Source, workers: Backend) -> dict[str, Task]:
     """The tasks of `config` by name, data and all. UserError for one that cannot be loaded, or has no rows."""
-    tasks = {name: _found(source, "task", workers.load_task, name, config) for name in config.tasks}
+    find = _Finder(config, source)
+    tasks = {name: find("task", name, workers.load_task) for name in config.tasks}
+    _refuse_no_rows(tasks, source)
+    return tasks
+
+
+def _named(combinations: Iterable[Point], axis: str) -> list[str]:
+    return list(dict.fromkeys(getattr(point, axis) for point in combinations))
+
+
+class _Finder:
+    """Looks up catalogue entries; what is wrong with one is a UserError about its key, or `unresolved` if by name."""
+
+    def __init__(self, config: Config, source: Source, by_name: bool = False) -> None:
+        self._config, self._source, self._by_name = config, source, by_name
+        self.unresolved: dict[str, str] = {}
+
+    def __call__(self, section: str, name: str, find: Callable[[str, dict[str, Any]], Found], model: str = "") -> Found:
+        """What `find` makes of an entry; `{model}` in its checkpoint is the name of its target."""
+        entry = dict(getattr(self._config, section)[name])
+        if section == "drafter" and isinstance(entry.get("checkpoint"), str):
+            entry["checkpoint"] = entry["checkpoint"].replace("{model}", model)
+        try:
+            return find(name, entry)
+        except Absent as absent:
+            of_model = f" --model {model}" if entry != getattr(self._config, section)[name] else ""
+            said = self._error(section, name, entry, f"{absent}{of_model}")
+            if not self._by_name:
+                raise said from None
+            self.unresolved.setdefault(str(absent), str(said))  # several entries may name one file
+            found: Found = absent.stand_in
+            return found
+        except (ValueError, TypeError) as error:
+            raise self._error(section, name, entry, str(error)) from None
+
+    def _error(self, section: str, name: str, entry: Mapping[str, Any], said: str) -> UserError:
+        option, _, wrong = said.partition(": ")
+        if option in entry:  # `path: no such file` is about this key of the entry
+            return self._source.error(f"{section}.{name}.{option}", wrong)
+        return self._source.error(f"{section}.{name}", said)
+
+
+def _refuse_no_rows(tasks: Mapping[str, Task], source: Source) -> None:
     for name, task in tasks.items():
         if not task.rows:
             raise source.error(f"task.{name}", "no rows; a data set with nothing in it has no results")
-    return tasks
 
 
 def _refuse_long_blocks(plan: Plan, source: Source) -> None:
     """No drafter meets a block that is longer than its model."""
-    for cell in plan.grid.cells:
-        longest = None if cell.is_control else plan.drafters[cell.drafter].longest_block
-        if longest is not None and cell.block_length > longest:
-            wrong = f"{cell.block_length}: {cell.drafter} drafts for blocks of up to {longest} positions"
-            raise source.error(f"model.{cell.model}.block_length", wrong)
+    for (model, name), drafter in plan.drafters.items():
+        length = plan.models[model].block_length
+        if drafter.longest_block is not None and length > drafter.longest_block:
+            wrong = f"{length}: {name} drafts for blocks of up to {drafter.longest_block} positions"
+            raise source.error(f"model.{model}.block_length", wrong)
 
 
 def _refuse_edges(plan: Plan, source: Source) -> None:
     """No drafter drafts the block after next where the finished one changes the keys and values before it."""
-    for cell in plan.grid.cells:
-        drafts_edges = not cell.is_control and dict(cell.drafter_options).get("edge")
-        if drafts_edges and not plan.models[cell.model].exact:
-            wrong = f"drafting across the block's edge needs an exact prefix cache, which {cell.family} has not"
-            raise source.error(f"drafter.{cell.drafter}.edge", wrong)
+    for (model, name), drafter in plan.drafters.items():
+        if dict(drafter.options).get("edge") and not plan.models[model].exact:
+            family = plan.models[model].family
+            wrong = f"drafting across the block's edge needs an exact prefix cache, which {family} has not"
+            raise source.error(f"drafter.{name}.edge", wrong)
 
 
 def _refuse_trained_rows(plan: Plan, source: Source, workers: Backend) -> None:
     """No drafter meets a row that it was trained or calibrated on; a checkpoint that names no rows is not asked."""
     trained = {
-        name: _found(source, "drafter", lambda name, _: workers.trained_rows(plan.drafters[name]), name, plan.config)
-        for name in plan.drafters
+        pair: _trained_rows(workers, drafter, source) for pair, drafter in plan.drafters.items() if _is_here(drafter)
     }
-    for cell in plan.grid.cells:
-        known = trained.get(cell.drafter, {}).get(cell.task, frozenset())
-        seen = [row for row in plan.rows[cell.key] if row in known]
+    if not any(trained.values()):
+        return
+    met = {(cell.group, cell.drafter) for cell in plan.grid.cells if trained.get((cell.model, cell.drafter))}
+    for group, name in met:
+        known = trained[group.model, name].get(group.task, frozenset())
+        seen = [row for row in plan.grid.rows[group] if row in known]
         if seen:
             more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
-            wrong = f"{plan.drafters[cell.drafter].checkpoint} was trained on row {seen[0]} of task {cell.task}{more}"
+            checkpoint = plan.drafters[group.model, name].checkpoint
+            wrong = f"{checkpoint} was trained on row {seen[0]} of task {group.task}{more}"
             remedy = "evaluate rows of another split, or train it on other rows"
-            raise source.error(f"drafter.{cell.drafter}.checkpoint", f"{wrong}, which this grid evaluates; {remedy}")
+            raise source.error(f"drafter.{name}.checkpoint", f"{wrong}, which this grid evaluates; {remedy}")
 
 
-def _found(
-    source: Source, section: str, find: Callable[[str, dict[str, Any]], Found], name: str, config: Config
-) -> Found:
-    entry = dict(getattr(config, section)[name])
+def _is_here(drafter: DrafterSpec) -> bool:
+    return drafter.sha != UNRESOLVED
+
+
+def _trained_rows(workers: Backend, drafter: DrafterSpec, source: Source) -> Mapping[str, frozenset[str]]:
     try:
-        return find(name, entry)
-    except (ValueError, TypeError) as error:
-        option, _, wrong = str(error).partition(": ")
-        if option in entry:  # `path: no such file` is about this key of the entry
-            raise source.error(f"{section}.{name}.{option}", wrong) from None
-        raise source.error(f"{section}.{name}", str(error)) from None
+        return workers.trained_rows(drafter)
+    except ValueError as error:
+        wrong = str(error).removeprefix("checkpoint: ")
+        raise source.error(f"drafter.{drafter.name}.checkpoint", wrong) from None
 
 
-def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
+def make_sweep(plan: Plan, folder: Place, environment: Mapping[str, Any], previous: Sweep | None = None) -> Sweep:
     """What sweep.yaml is to say: the plan's grid; cells that `previous` had and the grid has not are retired.
 
     The id is random: two people's sweeps may have one name and one MLflow server.
@@ -256,68 +318,3 @@ def make_sweep(plan: Plan, folder: Path, environment: Mapping[str, Any], previou
         config["model"][name]["revision"] = model.revision
     sweep_id = previous.id if previous is not None else uuid4().hex
     return Sweep(folder, plan.config.name, config, plan.grid.cells, plan.rows, environment, retired, sweep_id)
-
-
-# ---- what `plan` and `status` print
-
-
-@dataclass(frozen=True)
-class CellState:
-    """How far a cell is. `done` counts its `ok` samples, `nfe` is their mean number of target passes."""
-
-    cell: Cell
-    planned: int
-    done: int
-    failed: int
-    nfe: float | None
-
-    @property
-    def word(self) -> str:
-        """new, partial, failed (all there, some failed) or done."""
-        if self.done + self.failed < self.planned:
-            return "partial" if self.done + self.failed else "new"
-        return "failed" if self.failed else "done"
-
-
-def cell_state(cell: Cell, rows: tuple[str, ...], results: Results) -> CellState:
-    """The state of `cell`, of which `rows` are planned."""
-    held = [results[cell.key, row] for row in rows if (cell.key, row) in results]
-    ok = [record for record in held if record["status"] == "ok"]
-    nfe = sum(record["nfe"] for record in ok) / len(ok) if ok else None
-    return CellState(cell, len(rows), len(ok), len(held) - len(ok), nfe)
-
-
-def estimated_passes(plan: Plan, results: Results) -> int:
-    """Target passes still to make, controls decoded again for pairing included."""
-    return math.ceil(sum(passes_by_cell(plan, results).values()))
-
-
-def most_passes(cell: Cell) -> float:
-    """The most that a sample can need: a pass a position."""
-    return cell.gen_length + cell.block_length - 1
-
-
-def passes_by_cell(plan: Plan, results: Results, unknown: Callable[[Cell], float] = most_passes) -> dict[str, float]:
-    """Those passes, by cell key. A cell with results is taken at its mean NFE, one without at what `unknown` says."""
-    means = {cell.key: cell_state(cell, plan.rows[cell.key], results).nfe or unknown(cell) for cell in plan.grid.cells}
-    passes = dict.fromkeys(means, 0.0)
-    for wave in plan.waves(results):
-        for task in wave:
-            group = Group(task.model.name, task.task, task.decode.temperature, task.decode.seed)
-            for key in (plan.controls[group].key, *(method.cell for method in task.methods)):
-                passes[key] += means[key]
-    return passes
-
-
-def model_loads(plan: Plan, results: Results, workers: int) -> int:
-    """How often a model will be loaded if every sample task takes as long: the schedule itself, run on paper."""
-    schedule = Schedule(plan.waves(results), workers)
-    loads = 0
-    while not schedule.finished:
-        for decision in schedule.decide():
-            if isinstance(decision, Start):
-                loads += 1
-                schedule.started(decision.worker)
-            elif isinstance(decision, Assign):
-                schedule.finished_job(decision.worker, decision.job.number)
-    return loads

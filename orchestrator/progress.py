@@ -32,7 +32,7 @@ class Progress:
     """A sweep at one moment. `rate` is samples a second, `seconds_left` None while it cannot be told.
 
     `workers` counts workers by state ("busy", "loading", "wanted", ...); `nfe` is the mean NFE by method label.
-    `to_score` counts texts that are decoded and not scored yet.
+    `to_score` counts texts that are decoded and not scored yet; `causes` counts failed samples by error.
     """
 
     cells_done: int
@@ -45,6 +45,7 @@ class Progress:
     workers: dict[str, int] = field(default_factory=dict)
     nfe: dict[str, float] = field(default_factory=dict)
     to_score: int = 0
+    causes: dict[str, int] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -133,6 +134,8 @@ def panel(progress: Progress) -> RenderableType:
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=max(progress.samples, 1), completed=progress.samples_done))
     parts: list[RenderableType] = [bar, _facts(progress)]
+    for error, failed in progress.causes.items():
+        parts.append(Text(f"{failed} × {error}", style="red", no_wrap=True, overflow="ellipsis"))
     if progress.nfe:
         parts += [Text(), _methods(progress.nfe)]
     return Panel(Group(*parts), title="sweep", title_align="left", border_style="dim", padding=(0, 1))

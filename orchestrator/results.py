@@ -1,6 +1,6 @@
 """Records in, numbers out: samples, one summary row a cell, and the tables a paper prints. design.md §5 "Numbers".
 
-    sweep, samples = results.load(Path("runs/first"))
+    sweep, samples = results.load(place("runs/first"))
     print(results.to_markdown(results.summary(sweep, samples)))
 
 Everything is computed from the ledger's records; nothing is stored. Where a number does not exist (an acceptance
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,22 @@ from rich.text import Text
 
 from orchestrator import grid
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Sweep, read_sweep
+from orchestrator.ledger import Ledger, Record, Sweep, read_sweep
+from workers.store import Place
 
 AXES = ("model", "task", "drafter", "method", "budget", "temperature", "seed", "gen_length", "stop")
 CONTROL = grid.CONTROL.name  # the drafter and the method of a cell without drafts
 _FIELDS = ("cell", "row", "status", "error", "text", "text_sha", "length", "nfe", "cache_passes", "drafted",
            "drafted_passes", "accepted", "accepted_by_depth", "control_nfe", "control_seconds", "control_sha",
            "identical", "difference", "device", "dtype", "threads", "node", "started", "finished",
-           "peak_bytes")  # fmt: skip
+           "peak_bytes", "per_gpu")  # fmt: skip
 _SCORE_FIELDS = {"correct": "correct", "answer": "answer", "scored_at": "started"}
 _PHASES = ("prefill", "target", "draft", "rest")
 _RESAMPLES = 1000
 # The columns that are averaged over seeds; `NAME_low` and `NAME_high` exist for the three with an interval.
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
             "tokens_per_second", "cache_passes", "oracle_share", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
-_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug")
+_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug", "shared")
 
 
 def is_oracle(method: str) -> bool:
@@ -57,7 +57,7 @@ def oracle_knowledge(method: str, options: Mapping[str, Any]) -> str | None:
 # ---------------------------------------------------------------------------------------------------------- samples
 
 
-def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.DataFrame:
+def frame(sweep: Sweep, decodes: Iterable[Record], scores: Iterable[Record]) -> pd.DataFrame:
     """One row a (cell, data-set row) of the plan that has a decode record: axes, measurements and `correct`.
 
     `decodes` are the ledger's, one a (cell, row). `seconds` is the decoding time, `seconds_PHASE` its
@@ -65,20 +65,25 @@ def frame(sweep: Sweep, decodes: Iterable[dict], scores: Iterable[dict]) -> pd.D
     none. Texts that a record left out because they equal the control's are put back.
     """
     cells = {cell.key: cell for cell in sweep.cells}
-    planned = {(key, row) for key, rows in sweep.rows.items() for row in rows}
-    rows = [_sample(cells[record["cell"]], record) for record in decodes if (record["cell"], record["row"]) in planned]
-    columns = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
-    samples = pd.DataFrame(rows, columns=columns).astype(object)
+    planned = {ids: frozenset(ids) for ids in sweep.rows.values()}
+    names = [*AXES, "label", *_FIELDS, "seconds", *(f"seconds_{phase}" for phase in _PHASES)]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    shared: dict[str, str] = {}
+    for record in decodes:
+        if record["row"] in planned.get(sweep.rows.get(record["cell"], ()), ()):
+            for name, value in _sample(cells[record["cell"]], record).items():
+                columns[name].append(shared.setdefault(value, value) if isinstance(value, str) else value)
+    samples = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
     return _join_scores(_restore_texts(samples), scores)
 
 
-def load(folder: Path) -> tuple[Sweep, pd.DataFrame]:
+def load(folder: Place) -> tuple[Sweep, pd.DataFrame]:
     """The sweep in `folder` and its samples as `frame` gives them. UserError where there is no sweep."""
     sweep, records = read_sweep(folder), Ledger(folder)
-    return sweep, frame(sweep, records.results().values(), records.scores().values())
+    return sweep, frame(sweep, records.decodes(), records.scores().values())
 
 
-def _sample(cell: Cell, record: dict) -> dict[str, Any]:
+def _sample(cell: Cell, record: Record) -> dict[str, Any]:
     seconds = record.get("seconds") or {}
     return {
         **axes(cell),
@@ -104,7 +109,7 @@ def _restore_texts(samples: pd.DataFrame) -> pd.DataFrame:
     return samples.assign(text=pd.Series([known.get(key) for key in keys], index=samples.index, dtype=object))
 
 
-def _join_scores(samples: pd.DataFrame, scores: Iterable[dict]) -> pd.DataFrame:
+def _join_scores(samples: pd.DataFrame, scores: Iterable[Record]) -> pd.DataFrame:
     latest = {(s["task"], s["row"], s["text_sha"]): s for s in sorted(scores, key=lambda s: s.get("started") or 0)}
     found = [latest.get(key, {}) for key in _text_keys(samples)]
     columns = {name: [score.get(field) for score in found] for name, field in _SCORE_FIELDS.items()}
@@ -118,10 +123,10 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, in the sweep's order, unfinished and empty cells included.
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
-    control's), numeric, bug (counts); MEASURES, of which nfe_ratio, throughput_ratio and accuracy carry a bootstrap
-    95 % interval over rows (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the
-    position oracle saves at its budget, over their common rows, None where the sweep has no such cell; survival, the
-    share of drafted passes in which at least 1, 2, ... drafts were accepted.
+    control's), numeric, bug, shared (timed on a GPU that others used, too) (counts); MEASURES, of which nfe_ratio,
+    throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`), and oracle_share is the
+    share that the cell recovers of what the position oracle saves at its budget, over their common rows, None where the
+    sweep has no such cell; survival, the share of drafted passes in which at least 1, 2, ... drafts were accepted.
     """
     groups = {cell.key: samples[:0] for cell in sweep.cells} | dict(list(samples.groupby("cell", sort=False)))
     oracles = {_place(cell): groups[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
@@ -163,6 +168,7 @@ def _summarise(cell: Cell, planned: int, samples: pd.DataFrame) -> dict[str, Any
         "same": int(good["identical"].eq(True).sum()),
         "numeric": int((good["difference"] == "numeric").sum()),
         "bug": int((good["difference"] == "bug").sum()),
+        "shared": int((_numbers(good, "per_gpu") > 1).sum()),
     }
     identity = {"cell": cell.key, **axes(cell), "label": cell.label}
     return {**identity, **counts, **_passes(good), **_acceptance(good), **_times(cell, good), **_quality(good, scored)}
@@ -286,6 +292,7 @@ _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}"
             "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
 _WORDS = ("model", "task", "method")  # set flush left
 _NOTHING = "–"
+_SHARED = " ‡"
 
 
 def display_rows(
@@ -316,6 +323,8 @@ def _display(row: dict[str, Any], plus_minus: str, spread: tuple[str, ...]) -> d
     shown = {name: _number(row, name, plus_minus if name in spread else None) for name in _FORMATS}
     if row["numeric"]:
         shown["identical"] += f" ({row['numeric']})"
+    if row["shared"]:
+        shown["throughput_ratio"] += _SHARED
     done = f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
     names = {"model": row["model"], "task": row["task"], "method": method_name(row), "budget": f"{row['budget']:g}",
              "temperature": f"{row['temperature']:g}"}  # fmt: skip
@@ -384,6 +393,8 @@ def _caption(rows: list[dict[str, Any]]) -> str | None:
         notes.append("Red: a text differs from the control for no numeric reason.")
     if any("†" in row["method"] for row in rows):
         notes.append("† diagnostic: has seen the answer, untimed.")
+    if any(_SHARED in row["throughput_ratio"] for row in rows):
+        notes.append("‡ timed on a GPU that other workers used, too.")
     return " ".join(notes) or None
 
 
@@ -415,8 +426,8 @@ def to_latex(summarised: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "✗": r" failed",
-          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
+_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "‡": r"$\ddagger$",
+          "✗": r" failed", "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
 
 
 def _latex_cell(row: dict[str, Any], name: str) -> str:

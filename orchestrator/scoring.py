@@ -93,12 +93,13 @@ class Scoring:
 
         A record without a text has the text of another one, here or in an earlier call.
         """
-        good = [record for record in decodes if record["status"] == "ok"]
-        for record in good:
-            if record["text"] is not None:
-                self._texts[self._text_key(record)] = record["text"]
-        for record in good:
-            self._want(self._text_key(record), again)
+        good = [(self._text_key(record), record) for record in decodes if record["status"] == "ok"]
+        wanted = {text for text, _ in good if self._is_wanted(text, again)}
+        for text, record in good:
+            if text in wanted and text not in self._texts and record["text"] is not None:
+                self._texts[text] = record["text"]
+        for text in dict.fromkeys(text for text, _ in good if text in wanted):
+            self._want(text)
 
     def turn(self, seconds: float = 0.0) -> list[Record]:
         """Hand out texts, and put in the ledger what has come back; waits up to `seconds` for something to come."""
@@ -117,11 +118,13 @@ class Scoring:
     def _text_key(self, record: Record) -> TextKey:
         return self._cells[record["cell"]].task, record["row"], record["text_sha"]
 
-    def _want(self, text: TextKey, again: Callable[[Record], bool]) -> None:
+    def _is_wanted(self, text: TextKey, again: Callable[[Record], bool]) -> bool:
         key = (*text, self._tasks[text[0]].scorer)
         held = self._ledger.scores().get(key)
-        if key in self._wanted or not (held is None or again(held)):
-            return
+        return key not in self._wanted and (held is None or again(held))
+
+    def _want(self, text: TextKey) -> None:
+        key = (*text, self._tasks[text[0]].scorer)
         self._wanted.add(key)
         if text in self._texts:
             self._backlog.append(key)
@@ -138,11 +141,12 @@ class Scoring:
             self._scorers.submit(Request(key, self._tasks[task].score, self._rows[task][row], self._texts[key[:3]]))
 
     def _record(self, key: ScoreKey, score: Score, started: float) -> Record:
-        record: Record = {"kind": "score", **dict(zip(("task", "row", "text_sha", "scorer"), key, strict=True))}
+        record: dict[str, Any] = {"kind": "score", **dict(zip(("task", "row", "text_sha", "scorer"), key, strict=True))}
         record |= {"correct": score.correct, "answer": score.answer, "error": score.error}
         record |= {"notes": dict(score.notes)} if score.notes else {}
         self._ledger.append(record | {"started": started})
         self._wanted.discard(key)
+        self._texts.pop(key[:3], None)
         return record
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.driver import WAIT_SECONDS, carry_out
+from orchestrator.driver import WAIT_SECONDS, carry_out, take
 from orchestrator.errors import UserError
 from orchestrator.executors import Died, Event, Executor, Finished
 from orchestrator.plan import Row
@@ -48,7 +48,6 @@ def trace_tasks(model: ModelSpec, task: str, rows: Sequence[Row], decode: Decode
 def make_shards(
     tasks: Sequence[TraceTask],
     make_executor: Callable[[], Executor],
-    workers: int,
     retries: int,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
@@ -63,7 +62,7 @@ def make_shards(
     missing = [task for task in tasks if task.shard not in present]
     if not missing:
         return []
-    failed = _Collection(missing, make_executor, workers, retries, _Lines(tasks, missing, say, clock)).run()
+    failed = _Collection(missing, make_executor, retries, _Lines(tasks, missing, say, clock)).run()
     if not failed and {task.shard for task in tasks} - set(store.names()):
         wrong = "the workers' shards are not here; give them a folder that all machines share, or s3://bucket/prefix"
         raise UserError(tasks[0].store, "", wrong)
@@ -113,12 +112,11 @@ class _Collection:
         self,
         missing: Sequence[TraceTask],
         make_executor: Callable[[], Executor],
-        workers: int,
         retries: int,
         lines: "_Lines",
     ) -> None:
         self._models = {task.model.name: task.model for task in missing}
-        self._schedule = Schedule([missing], workers, retries)
+        self._schedule = Schedule([missing], retries=retries)
         self._make_executor, self._lines = make_executor, lines
         self._failed: list[str] = []
 
@@ -126,7 +124,7 @@ class _Collection:
         executor = self._make_executor()
         try:
             while not self._schedule.finished:
-                for decision in self._schedule.decide():
+                for decision in self._schedule.decide(time.monotonic()):
                     carry_out(decision, executor, self._models)
                 for event in executor.wait(WAIT_SECONDS):
                     self._take(event)
@@ -136,19 +134,16 @@ class _Collection:
         return self._failed + [f"model {model} could not be loaded: {error}" for model, error in given_up]
 
     def _take(self, event: Event) -> None:
+        condemned = take(event, self._schedule, time.monotonic())
         if isinstance(event, Finished):
-            self._schedule.finished_job(event.worker, event.job)
             self._lines.add(event.records[0]["rows"])
         elif isinstance(event, Died):
             self._lines.say(f"worker {event.worker}: {event.error}")
-            condemned = self._schedule.died(event.worker, event.error)
             if condemned is not None:
                 task = condemned.task
                 assert isinstance(task, TraceTask)
                 self._failed.append(f"traces of {task.task}, rows {task.rows[0]} to {task.rows[-1]}: {event.error}")
                 self._schedule.drain()  # what is wrong with one shard is likely wrong with all
-        else:
-            self._schedule.started(event.worker)
 
 
 @dataclass

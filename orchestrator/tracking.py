@@ -18,6 +18,7 @@ import queue
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ import pandas as pd
 from orchestrator import results
 from orchestrator.grid import Cell
 from orchestrator.ledger import Ledger, Record, Sweep, end_status, read_sweep
+from workers.store import Place, open_store
 
 if TYPE_CHECKING:  # importing mlflow takes seconds, which the mirror's thread spends, not the driver
     from mlflow import MlflowClient
@@ -37,10 +39,11 @@ RETRY_SECONDS = 30.0  # after a failure, pushes are dropped for so long before t
 SETTLE_SECONDS = 60.0  # complete cells get their summaries together, at most this often while the sweep runs
 _BATCH = 1000  # metrics a request, MLflow's limit
 _QUEUE = 256  # pushes
+_REPLAYED = 10_000  # records at once, of which a whole sweep may not fit in memory
 _log = logging.getLogger(__name__)
 
 Status = str  # "FINISHED" | "FAILED" | "KILLED"
-Report = Callable[[Path], Path]
+Report = Callable[[Place], object]
 
 
 class Mirror:
@@ -120,7 +123,7 @@ class Mirror:
         runs.finish(status, self._report)
 
 
-def rebuild(uri: str, folder: Path, report: Report | None = None) -> None:
+def rebuild(uri: str, folder: Place, report: Report | None = None) -> None:
     """Bring MLflow to what the ledger in `folder` says, run statuses included. Raises what MLflow raises."""
     sweep = read_sweep(folder)
     runs = _Runs(uri, sweep)
@@ -194,7 +197,10 @@ class _Runs:
     def replay(self) -> None:
         """Log whatever of the ledger MLflow lacks."""
         ledger = Ledger(self._sweep.folder)
-        self.log(list(ledger.results().values()), list(ledger.scores().values()))
+        decodes = ledger.decodes()
+        while some := tuple(islice(decodes, _REPLAYED)):
+            self.log(some, ())
+        self.log((), tuple(ledger.scores().values()))
 
     def log(self, decodes: Sequence[Record], scores: Sequence[Record]) -> None:
         """Log these records' metrics, those already there left out."""
@@ -309,9 +315,11 @@ class _Runs:
     def _attach(self, table: pd.DataFrame, report: Report | None) -> None:
         self._client.log_text(self._parent, results.to_csv(table), "table.csv")
         self._client.log_text(self._parent, results.to_markdown(table), "table.md")
-        pages = [report(self._sweep.folder)] if report else []
-        for path in (self._sweep.folder / "sweep.yaml", *pages):
-            self._client.log_artifact(self._parent, str(path))
+        if report:
+            report(self._sweep.folder)
+        store = open_store(self._sweep.folder)
+        for name in ("sweep.yaml", "report.html") if report else ("sweep.yaml",):
+            self._client.log_text(self._parent, store.get(name).decode(), name)
 
 
 def sample_metrics(record: Record) -> dict[str, float]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,25 +13,22 @@ import pytest
 
 import launch
 from orchestrator import results
-from orchestrator.ledger import read_sweep
+from orchestrator.ledger import Ledger, read_sweep
+from tests import crash
+from tests.chaos import MARK, left_after
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[1]
 GRID = ["quickstart", "limit=3", "budgets=[0,8]", "temperatures=[0,1]"]
+INLINE = "workers.executor=inline"
 
 
-def command(*arguments: str, store: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments, f"store={store}"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def command(*arguments: str, store: Path, **options) -> "subprocess.Popen[str]":
+    """A process of its own, in a group of its own as in a terminal."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    line = [sys.executable, *arguments, f"store={store}"]
+    return subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def lines(store: Path) -> list[dict]:
@@ -59,8 +58,7 @@ def decoded(store: Path) -> dict:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     store = tmp_path_factory.mktemp("uninterrupted")
-    run = command("launch.py", "run", *GRID, store=store)
-    assert run.returncode == 0, run.stderr
+    assert launch.main(["run", *GRID, f"store={store}"]) == 0
     return store
 
 
@@ -74,32 +72,46 @@ def test_every_sample_of_every_cell_is_decoded_and_is_the_controls_text(uninterr
 
 @pytest.mark.parametrize("what", ["driver", "driver-unsynced"])
 def test_a_killed_driver_loses_nothing_that_resume_does_not_bring_back_the_same(what, uninterrupted, tmp_path):
-    crashed = command("-m", "tests.crash", what, "7", "run", *GRID, store=tmp_path)
-    assert crashed.returncode == -9
+    """Its actors die with it: tests/test_chaos.py."""
+    crashed = command("-m", "tests.crash", what, "7", "run", *GRID, INLINE, store=tmp_path)
+    assert crashed.wait(300) == -9
     before = len(decoded(tmp_path)) if what == "driver" else 0
     assert before == (7 if what == "driver" else 0)
-    resumed = command("launch.py", "resume", "quickstart", store=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    assert launch.main(["resume", "quickstart", f"store={tmp_path}"]) == 0
     assert decoded(tmp_path) == decoded(uninterrupted)
 
 
-def test_a_killed_actor_costs_nothing_and_needs_no_resume(uninterrupted, tmp_path):
-    crashed = command("-m", "tests.crash", "actor", "5", "run", *GRID, store=tmp_path)
-    assert crashed.returncode == 0, crashed.stderr
-    assert "worker died" in crashed.stdout
+def test_a_killed_actor_costs_nothing_and_needs_no_resume(uninterrupted, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Ledger, "append", Ledger.append)  # to be put back
+    crash.crash_after("actor", 5)
+    assert launch.main(["run", *GRID, f"store={tmp_path}"]) == 0
+    assert "worker died" in capsys.readouterr().out
     assert decoded(tmp_path) == decoded(uninterrupted)
 
 
-def test_a_finished_sweep_run_again_does_no_work(uninterrupted):
+def test_one_ctrl_c_in_a_terminal_lets_what_is_in_flight_end_and_leaves_no_process(uninterrupted, tmp_path):
+    mark = tmp_path.name
+    running = command("launch.py", "run", *GRID, "workers.count=1", store=tmp_path, env={MARK: mark})
+    while not (tmp_path / "quickstart" / "segments" / "001.jsonl").exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)  # Ray's processes and the scorers get it, too
+    assert running.wait(60) == 130
+    assert left_after(10.0, mark) == {}
+    found = decoded(tmp_path)
+    assert 0 < len(found) < 18
+    assert found.items() <= decoded(uninterrupted).items()
+
+
+def test_a_finished_sweep_run_again_does_no_work(uninterrupted, capsys):
     before = lines(uninterrupted)
-    again = command("launch.py", "run", *GRID, store=uninterrupted)
-    assert again.returncode == 0
-    assert "nothing to decode" in again.stdout
+    assert launch.main(["run", *GRID, f"store={uninterrupted}"]) == 0
+    assert "nothing to decode" in capsys.readouterr().out
     assert lines(uninterrupted) == before
 
 
 def test_one_worker_in_this_process_finds_what_actors_found(uninterrupted, tmp_path):
-    assert launch.main(["run", *GRID, "workers.executor=inline", f"store={tmp_path}"]) == 0
+    assert launch.main(["run", *GRID, INLINE, f"store={tmp_path}"]) == 0
     assert decoded(tmp_path) == decoded(uninterrupted)
 
 
@@ -129,8 +141,7 @@ def test_real_questions_go_through_the_whole_pipeline(tmp_path):
     real = Path(os.environ.get("SPOT_DATA", ROOT.parent / "shared" / "data")) / "gsm8k" / "test.jsonl"
     path = real if real.exists() else ROOT / "tests" / "data" / "gsm8k.jsonl"
     few = ["limit=2", "budgets=[0,8]", "drafters=[spot]", "decode.gen_length=32"]
-    run = command("launch.py", "run", "gsm8k-tiny", *few, f"task.gsm8k.path={path}", store=tmp_path)
-    assert run.returncode == 0, run.stderr
+    assert launch.main(["run", "gsm8k-tiny", *few, INLINE, f"task.gsm8k.path={path}", f"store={tmp_path}"]) == 0
     _, frame = results.load(tmp_path / "gsm8k-tiny")
     assert len(frame) == 4 and frame["identical"].all()
     assert sorted(set(frame["row"])) == ["test-0", "test-1"]

@@ -18,8 +18,8 @@ def records() -> dict[str, list[dict]]:
     plan = make_plan(config, source, backend())
     model = plan.models["tiny-sdar-words"]
     worker = Worker(model)
-    methods = tuple(MethodTask(name, spec, 8) for name, spec in plan.drafters.items())
-    found: dict[str, list[dict]] = {name: [] for name in plan.drafters}
+    methods = tuple(MethodTask(name, spec, 8) for (_, name), spec in plan.drafters.items())
+    found: dict[str, list[dict]] = {name: [] for _, name in plan.drafters}
     for row in plan.tasks["arith"].rows[:PROMPTS]:
         spec = decode_spec(config, model, 0.0, 0)
         for record in worker.run(SampleTask("", model, "arith", row.id, row.prompt, spec, None, methods)):

@@ -6,13 +6,14 @@ from typing import Any
 
 from huggingface_hub import CachedRepoInfo, CacheNotFound, scan_cache_dir
 
+from workers.weights import is_s3
 from workers.worker import locate
 
 PARTLY = 0.95  # of the published size; published sizes are rounded
 
 
 def held(entries: Mapping[str, Mapping[str, Any]], cache: Path | None = None) -> dict[str, str]:
-    """By model: `folder`, `cached (16.4 GB)`, `partly cached (4.9 of 16.4 GB)` or `not cached`.
+    """By model: `folder`, `cached (16.4 GB)`, `partly cached (4.9 of 16.4 GB)`, `not cached` or `on S3`.
 
     `cache` is the hub's own folder by default.
     """
@@ -21,6 +22,8 @@ def held(entries: Mapping[str, Mapping[str, Any]], cache: Path | None = None) ->
 
 
 def _held(path: str, revision: str | None, size: Mapping[str, Any] | None, repos: Mapping[str, CachedRepoInfo]) -> str:
+    if is_s3(path):
+        return "on S3"
     if Path(locate(path)).is_dir():
         return "folder"
     there = _weights(repos[path], revision) / 1e9 if path in repos else 0.0

@@ -9,7 +9,7 @@ are of the block after the first prompt's whole ones (after all of it, if the ta
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spot import analysis, targets
+from spot import analysis
 from spot.commit import choose
 from spot.decoder import Settings, next_states
 from spot.drafters.protocol import Drafter
@@ -31,7 +31,7 @@ from spot.targets.protocol import LAYOUTS, Target
 from spot.tree import State
 from spot.verdict import TOLERANCE
 from workers.work import DecodeSpec, ModelSpec, SampleTask
-from workers.worker import Worker, decode_settings, environment, locate
+from workers.worker import Worker, checkpoint_folder, decode_settings, environment
 
 FORMAT = 1  # raised when the findings' fields change
 NODES = (1, 2, 3, 5, 9, 21, 65)
@@ -149,7 +149,7 @@ class Loaded:
 def load(model: ModelSpec, say: Say) -> Loaded:
     """The worker of `model`. A checkpoint that is not on this machine is fetched first, and that is not timed."""
     say(f"loading {model.name} on {model.device} …")
-    targets.fetch(locate(model.path), model.revision)
+    checkpoint_folder(model)
     free, began = free_bytes(model.device), time.perf_counter()
     return Loaded(model, Worker(model), time.perf_counter() - began, free)
 
@@ -219,7 +219,7 @@ def _size(target: Any) -> tuple[int, int]:
 # ---- texts
 
 
-def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[tuple[int, dict[str, Any]]]:
+def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The budget and the record of every cell."""
     for number, task in enumerate(tasks, start=1):
         say(f"decoding {number}/{len(tasks)} …")
@@ -230,12 +230,12 @@ def _decode(worker: Worker, tasks: Sequence[SampleTask], say: Say) -> Iterator[t
             yield method.budget, record
 
 
-def _by_budget(records: Sequence[tuple[int, dict[str, Any]]]) -> tuple[Decoded, ...]:
+def _by_budget(records: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[Decoded, ...]:
     budgets = sorted({budget for budget, _ in records})
     return tuple(_decoded(budget, [record for b, record in records if b == budget]) for budget in budgets)
 
 
-def _decoded(budget: int, records: list[dict[str, Any]]) -> Decoded:
+def _decoded(budget: int, records: list[Mapping[str, Any]]) -> Decoded:
     nfe, drafted = _sum(records, "nfe"), _sum(records, "drafted_passes")
     seconds = [sum(record["seconds"].values()) for record in records]
     pairs = [(r["control_seconds"], own) for r, own in zip(records, seconds, strict=True) if r["identical"]]
@@ -253,7 +253,7 @@ def _decoded(budget: int, records: list[dict[str, Any]]) -> Decoded:
     )
 
 
-def _sum(records: list[dict[str, Any]], field: str) -> int:
+def _sum(records: list[Mapping[str, Any]], field: str) -> int:
     return sum(record[field] for record in records)
 
 

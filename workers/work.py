@@ -11,12 +11,24 @@ SEMANTICS = 2  # raised by hand when the same cell would decode to something els
 Chat = tuple[tuple[str, str | int | float], ...] | Literal[False] | None
 
 
+UNRESOLVED = "unresolved"  # the revision, or hash, of what is planned by name alone
+
+
+class Absent(ValueError):
+    """What an entry names may be right, but this machine has not got it: a run refuses, a plan takes the `stand_in`."""
+
+    def __init__(self, wrong: str, stand_in: Any) -> None:
+        super().__init__(wrong)
+        self.stand_in = stand_in
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A target as a worker loads it. `revision` is resolved (weights' sha256 or hub commit), never a branch name.
 
     `mask_id` and `stop_ids` None are the checkpoint's own. `chat` has the chat template's arguments, None for its
     defaults; False feeds a prompt as it is. `exact`: its prefix cache is, so that what follows a block changes nothing.
+    `per_gpu` workers share a GPU; where it is not 1, no time that they take is theirs alone.
     """
 
     name: str
@@ -31,6 +43,7 @@ class ModelSpec:
     exact: bool = True
     device: str = "cpu"
     threads: int = 1
+    per_gpu: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """A worker: one target with its drafters, doing sample and trace tasks. Plain Python; Ray wraps it in an actor."""
 
+import gc
 import hashlib
 import json
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +27,22 @@ from spot.order_model import provenance
 from spot.pass_cost import PassCost, measure_pass_cost
 from spot.training.traces import collect, pack
 from spot.verdict import explain_difference
+from workers import sources, weights
+from workers.failure import Cause, cause_of
 from workers.memory import peak_bytes, reset_peak
 from workers.store import open_store
-from workers.work import Chat, DecodeSpec, DrafterSpec, MethodTask, ModelSpec, SampleTask, TraceTask, Work
+from workers.work import (
+    UNRESOLVED,
+    Absent,
+    Chat,
+    DecodeSpec,
+    DrafterSpec,
+    MethodTask,
+    ModelSpec,
+    SampleTask,
+    TraceTask,
+    Work,
+)
 
 CONTROL = MethodTask("", None, 0)
 PROJECT = Path(__file__).resolve().parents[1]
@@ -40,18 +55,23 @@ class Worker:
     def __init__(self, model: ModelSpec) -> None:
         torch.set_num_threads(model.threads)
         transformers_logging.set_verbosity_error()  # it warns of every model type that is not its own
-        folder = targets.fetch(locate(model.path), model.revision)
+        folder = checkpoint_folder(model)
         self._model = model
         self._tokenizer = load_tokenizer(folder)
         dtype = DTYPES[model.dtype]
         self.target = targets.load(
             model.family, folder, model.block_length, dtype, model.device, model.mask_id, model.stop_ids
         )
+        self.passes = 0
+        cast(torch.nn.Module, self.target).register_forward_pre_hook(self._count_pass)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self._costs: dict[_Asked, PassCost] = {}
         self._warm: set[_Asked] = set()
 
-    def run(self, task: Work) -> list[dict[str, Any]]:
+    def _count_pass(self, *_: object) -> None:
+        self.passes += 1
+
+    def run(self, task: Work) -> list[Mapping[str, Any]]:
         """The records of `task`: decode records, or the one of a shard of traces."""
         return [self.trace(task)] if isinstance(task, TraceTask) else self.sample(task)
 
@@ -62,7 +82,7 @@ class Worker:
         open_store(task.store).put(task.shard, pack(traces))
         return {"kind": "trace", "shard": task.shard, "rows": len(task.rows), "blocks": len(traces)}
 
-    def sample(self, task: SampleTask) -> list[dict[str, Any]]:
+    def sample(self, task: SampleTask) -> list[Mapping[str, Any]]:
         """Decode records of every pending cell of `task`, the control's first. A method that raises fails alone."""
         timed = [CONTROL, *(m for m in task.methods if not _is_oracle(m))]
         outcomes: dict[str, _Outcome] = {}
@@ -114,18 +134,23 @@ class Worker:
             reset_peak(self._model.device)
             decoding = self.decode(task, method, control=control)
             return _Outcome(decoding, None, started, time.time(), peak_bytes(self._model.device))
-        except torch.AcceleratorError:
-            raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
-            return _Outcome(None, f"{type(error).__name__}: {error}".splitlines()[0], started, time.time())
+            cause = cause_of(error)
+            if cause == "cuda":
+                raise  # the device is not to be trusted after this: the worker ends and its task is tried elsewhere
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+        if cause == "oom-cuda":  # outside the handler, whose traceback holds the tensors
+            gc.collect()
+            torch.cuda.empty_cache()
+        return _Outcome(None, said, started, time.time(), cause=cause)
 
     def drafter(self, task: SampleTask, method: MethodTask, control: Decoding | None = None) -> Drafter:
         """The loaded drafter of `method`; an oracle is told the control, spot-auto what passes cost."""
         spec = method.drafter
         assert spec is not None
         if spec not in self._drafters:
-            checkpoint = Path(locate(spec.checkpoint)) if spec.checkpoint else None
-            self._drafters[spec] = drafters.load(spec.method, checkpoint, self._model.device, **dict(spec.options))
+            file = drafter_file(spec)
+            self._drafters[spec] = drafters.load(spec.method, file, self._model.device, **dict(spec.options))
         drafter = self._drafters[spec]
         if isinstance(drafter, Oracle):
             return drafter.of(control or self.decode(task, CONTROL))
@@ -155,6 +180,7 @@ class Worker:
             "device": self._model.device,
             "dtype": self._model.dtype,
             "threads": torch.get_num_threads(),
+            "per_gpu": self._model.per_gpu,
             "node": platform.node(),
             "started": outcome.started,
             "finished": outcome.finished,
@@ -162,7 +188,7 @@ class Worker:
         }
         if outcome.decoding is None or control.decoding is None:
             error = outcome.error or f"its control failed: {control.error}"
-            return record | {"status": "failed", "error": error}
+            return record | {"status": "failed", "error": error, "cause": outcome.cause or control.cause}
         identical = outcome.decoding.tokens == control.decoding.tokens
         is_repeat = identical and method.drafter is not None and task.control is not None
         return (
@@ -208,6 +234,7 @@ class _Outcome:
     started: float
     finished: float
     peak_bytes: int | None = None
+    cause: Cause | None = None
 
 
 def decode_settings(asked: DecodeSpec, drafter: DrafterSpec | None) -> Settings:
@@ -271,32 +298,66 @@ def locate(path: str) -> str:
     return str(inside) if not Path(path).exists() and inside.parent.is_dir() else path
 
 
+def checkpoint_folder(model: ModelSpec) -> Path:
+    """The folder with a target's checkpoint; one on S3 or the hub is fetched, once a machine."""
+    if weights.is_s3(model.path):
+        return weights.fetch(model.path, model.revision)
+    return targets.fetch(locate(model.path), model.revision)
+
+
+def drafter_file(drafter: DrafterSpec) -> Path | None:
+    """The file with a drafter's checkpoint, if it has one; one on S3 is fetched, once a machine."""
+    if drafter.checkpoint is None:
+        return None
+    if weights.is_s3(drafter.checkpoint):
+        return weights.fetch_file(drafter.checkpoint, drafter.sha)
+    return Path(locate(drafter.checkpoint))
+
+
 def resolve_model(name: str, options: dict[str, Any]) -> ModelSpec:
     """The spec of a configs/model/ entry, its revision resolved to the weights themselves.
 
-    Raises ValueError, in one line, for a wrong value or a checkpoint that is not there.
+    Raises ValueError, in one line, for a wrong value or a checkpoint that is not there; Absent where the hub may have
+    it. A commit that the entry names needs no hub to be planned.
     """
     if (options.get("dtype") or "float32") not in DTYPES:
         raise ValueError(f"dtype: no dtype {options['dtype']!r}; there are {', '.join(DTYPES)}")
     family, path, stop_ids = options["family"], options["path"], options.get("stop_ids")
-    return ModelSpec(
-        name=name,
-        family=family,
-        path=path,
-        revision=targets.resolve(
-            family,
-            locate(path),
-            options.get("revision"),
-            options.get("mask_id"),
-            None if stop_ids is None else tuple(stop_ids),
-        ),
-        block_length=options["block_length"],
-        dtype=options.get("dtype") or "float32",
-        mask_id=options.get("mask_id"),
-        stop_ids=None if stop_ids is None else tuple(stop_ids),
-        chat=_chat(options.get("chat")),
-        exact=targets.exact(family),
-    )
+    stops = None if stop_ids is None else tuple(stop_ids)
+
+    def spec(revision: str) -> ModelSpec:
+        return ModelSpec(
+            name=name,
+            family=family,
+            path=path,
+            revision=revision,
+            block_length=options["block_length"],
+            dtype=options.get("dtype") or "float32",
+            mask_id=options.get("mask_id"),
+            stop_ids=stops,
+            chat=_chat(options.get("chat")),
+            exact=targets.exact(family),
+        )
+
+    asked, tokens = options.get("revision"), (options.get("mask_id"), stops)
+    try:
+        if weights.is_s3(path):
+            return spec(_resolve_s3(family, path, *tokens))
+        return spec(targets.resolve(family, locate(path), asked, *tokens))
+    except targets.Unreachable as error:
+        raise Absent(str(error), spec(asked or UNRESOLVED)) from None
+
+
+def _resolve_s3(family: str, address: str, mask_id: int | None, stop_ids: tuple[int, ...] | None) -> str:
+    try:
+        folder, revision = weights.outline(address)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"path: {error}") from None
+    try:
+        targets.check_folder(family, folder, mask_id, stop_ids)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(folder), address)) from None
+    return revision
 
 
 def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
@@ -307,7 +368,8 @@ def _chat(asked: dict[str, Any] | Literal[False] | None) -> Chat:
 def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     """The spec of a configs/drafter/ entry with its checkpoint's hash.
 
-    Builds it once, on the CPU: what is wrong with the checkpoint or a value is a ValueError, in one line, here.
+    Builds it once, on the CPU: what is wrong with the checkpoint or a value is a ValueError, in one line, here; Absent
+    for a checkpoint that is not made yet.
     """
     options = dict(options)
     method, checkpoint = options.pop("method", name), options.pop("checkpoint", None)
@@ -315,10 +377,19 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
     if type(pad_pieces) is not int or pad_pieces < -1:
         raise ValueError(f"pad_pieces: {pad_pieces!r}; drafts to pad a pass to, 0 for none, -1 for the budget")
     drafters.check(method, checkpoint, options)
-    file, sha = Path(locate(checkpoint)) if checkpoint else None, None
+    longest = drafters.longest_block(method)
+
+    def spec(sha: str | None) -> DrafterSpec:
+        return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
+
+    try:
+        file, sha = drafter_file(DrafterSpec(name, method, checkpoint)), None
+    except OSError as error:
+        raise ValueError(f"checkpoint: {error}") from None
     if file is not None:
         if not file.is_file():
-            raise ValueError(f"checkpoint: no file {checkpoint}")
+            remedy = f"made by: {drafters.made_by(method)}, with --out {checkpoint}"
+            raise Absent(f"checkpoint: no file {checkpoint}; {remedy}", spec(UNRESOLVED))
         sha = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     try:
         drafters.load(method, file, "cpu", **options)
@@ -327,8 +398,7 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"checkpoint: {checkpoint} is no checkpoint for {method} ({reason})") from None
-    longest = drafters.longest_block(method)
-    return DrafterSpec(name, method, checkpoint, sha, tuple(sorted(options.items())), pad_pieces, longest)
+    return spec(sha)
 
 
 def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
@@ -336,9 +406,9 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
 
     Raises ValueError, in one line, for a checkpoint that is no such file.
     """
-    if spec.checkpoint is None:
+    file = drafter_file(spec)
+    if file is None:
         return {}
-    file = Path(locate(spec.checkpoint))
     try:
         made_of = json.loads(file.read_text()) if file.suffix == ".json" else provenance(file)
         return {task: frozenset(rows) for task, rows in made_of.get("trained_on", {}).items()}
@@ -348,7 +418,7 @@ def trained_rows(spec: DrafterSpec) -> dict[str, frozenset[str]]:
 
 
 def environment(model: ModelSpec) -> dict[str, Any]:
-    """What the numbers of a sweep depend on beside its cells: versions and machine. Kept in sweep.yaml."""
+    """What a sweep's numbers depend on beside its cells: versions, machine and our sources. Kept in sweep.yaml."""
     packages = ("torch", "transformers", "ray", "mlflow")
     return {
         "python": platform.python_version(),
@@ -357,6 +427,8 @@ def environment(model: ModelSpec) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if model.device == "cuda" and torch.cuda.is_available() else "cpu",
         "threads": model.threads,
         "commit": _commit(),
+        "decoder": sources.decoder(),
+        "scorers": sources.scorers(),
     }
 
 

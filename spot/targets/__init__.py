@@ -13,8 +13,12 @@ from spot.targets.checkpoint import check, find_shards, load_weights, read_confi
 from spot.targets.protocol import Target, TargetConfig
 
 FAMILIES = ("dream", "llada", "llada2", "sdar")
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _PROMPT_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.jinja", "*.model")  # what decides how a prompt is read
+
+
+class Unreachable(ValueError):
+    """A hub id that may be right: the hub did not answer, and the cache has no such checkpoint."""
 
 
 def load(
@@ -53,16 +57,34 @@ def resolve(
 ) -> str:
     """What a checkpoint is: the sha256 of a local folder's configuration, weights and tokenizer, or the hub's commit.
 
-    Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there, or a local
-    one whose configuration or tensors are not the family's, or that has no such tokens.
+    Loads no weights. Raises ValueError, in one line, for an unknown family, a checkpoint that is not there (Unreachable
+    where it may be on the hub), or a local one whose configuration or tensors are not the family's, or that has no such
+    tokens.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"family: no family {family!r}; there are {', '.join(FAMILIES)}")
+    _check_family(family)
     if Path(path).is_dir():
         return _folder_revision(family, Path(path), mask_id, stop_ids)
     if path.count("/") != 1 or path.startswith((".", "/")):
         raise ValueError(f"path: no folder {path}, and it is not a hub id either")
     return _hub_commit(path, revision)
+
+
+def check_folder(
+    family: str, folder: Path, mask_id: int | None = None, stop_ids: tuple[int, ...] | None = None
+) -> None:
+    """Raises what `resolve` raises for a local checkpoint. Of the shards, reads the headers alone."""
+    _check_family(family)
+    module = _module(family)
+    if not (folder / "config.json").is_file() or not find_shards(folder):
+        raise ValueError(f"path: {folder} has no config.json with model*.safetensors beside it")
+    try:
+        published = read_config(folder, module.MODEL_TYPE)
+        model = _skeleton(module, folder, published)
+        check(folder, model, module.parts(model))
+        _target_config(module, folder, published, 1, mask_id, stop_ids, model.config.vocab_size)
+    except ValueError as wrong:
+        about_entry = str(wrong).startswith(("mask_id: ", "stop_ids: "))
+        raise ValueError(str(wrong) if about_entry else f"path: {wrong}") from None
 
 
 def fetch(path: str, revision: str) -> Path:
@@ -71,7 +93,12 @@ def fetch(path: str, revision: str) -> Path:
         return Path(path)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(path, revision=revision, allow_patterns=_FILES))
+    return Path(snapshot_download(path, revision=revision, allow_patterns=FILES))
+
+
+def _check_family(family: str) -> None:
+    if family not in FAMILIES:
+        raise ValueError(f"family: no family {family!r}; there are {', '.join(FAMILIES)}")
 
 
 def _module(family: str) -> ModuleType:
@@ -116,20 +143,10 @@ def _target_config(
 def _folder_revision(
     family: str, folder: Path, mask_id: int | None = None, stop_ids: tuple[int, ...] | None = None
 ) -> str:
-    module, shards = _module(family), find_shards(folder)
-    if not (folder / "config.json").is_file() or not shards:
-        raise ValueError(f"path: {folder} has no config.json with model*.safetensors beside it")
-    try:
-        published = read_config(folder, module.MODEL_TYPE)
-        model = _skeleton(module, folder, published)
-        check(folder, model, module.parts(model))
-        _target_config(module, folder, published, 1, mask_id, stop_ids, model.config.vocab_size)
-    except ValueError as wrong:
-        about_entry = str(wrong).startswith(("mask_id: ", "stop_ids: "))
-        raise ValueError(str(wrong) if about_entry else f"path: {wrong}") from None
+    check_folder(family, folder, mask_id, stop_ids)
     digest = hashlib.sha256()
     prompts = sorted({file for pattern in _PROMPT_FILES for file in folder.glob(pattern)})
-    for file in [folder / "config.json", *shards, *prompts]:
+    for file in [folder / "config.json", *find_shards(folder), *prompts]:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
@@ -137,6 +154,7 @@ def _folder_revision(
 
 def _hub_commit(path: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         return HfApi().model_info(path, revision=revision).sha
@@ -145,4 +163,7 @@ def _hub_commit(path: str, revision: str | None) -> str:
             return Path(snapshot_download(path, revision=revision, local_files_only=True)).name
         except Exception:
             reason = str(online).splitlines()[0] if str(online) else type(online).__name__
-            raise ValueError(f"path: {path} is neither a folder nor to be had from the hub ({reason})") from None
+            reason = "offline" if isinstance(online, OfflineModeIsEnabled) else reason
+            denied = isinstance(online, RepositoryNotFoundError | RevisionNotFoundError)
+            kind = ValueError if denied else Unreachable
+            raise kind(f"path: {path} is neither a folder nor to be had from the hub ({reason})") from None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def plan_of(fakes: Fakes, *overrides: str, store: Path = Path("unused")) -> Plan
 def drive(fakes: Fakes, folder: Path, *overrides: str, **options: Any) -> Outcome:
     """Run the small grid in this process over the ledger in `folder`."""
     plan, said = plan_of(fakes, *overrides), options.pop("said", [])
-    retry = options.pop("retry_failed", False)
-    settings = {"mirror": NoMirror(), "view": Quiet(), "workers": 2, "clock": lambda: 100.0, **options}
-    settings.setdefault("make_executor", partial(InlineExecutor, fakes.make_worker))
+    retry, fail_fast = options.pop("retry_failed", False), options.pop("fail_fast", False)
+    settings = {"mirror": NoMirror(), "view": Quiet(), "clock": count(100.0).__next__, **options}
+    settings.setdefault("make_executor", partial(InlineExecutor, fakes.make_worker, settings.pop("workers", 2)))
     settings.setdefault("make_scorers", partial(LocalScorers, FakeJudge, 1))
     with Ledger.write(folder, 0.0) as ledger:
-        return Driver(plan, ledger, say=said.append, **settings).run(retry)
+        return Driver(plan, ledger, say=said.append, **settings).run(retry, fail_fast)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@
 
 import hashlib
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +76,8 @@ class DeadlyJudge(Judge):
 class Fakes:
     """How the fake workers behave. `deadly` and `failing` hold (drafter name, row id); "none" is the control.
 
-    A deadly sample ends the worker (by `os._exit` where `exits`), a failing one is recorded as failed. `journal` sees
+    A deadly sample ends the worker (by `os._exit` where `exits`), a hanging one never ends, a failing one is recorded
+    as failed. `journal` sees
     every task that a worker of this process is given; `loads` every model. `unloadable` models raise. `trained` holds
     the rows, by drafter and task, that drafters were trained on.
     """
@@ -84,6 +86,7 @@ class Fakes:
     failing: frozenset[tuple[str, str]] = frozenset()
     buggy: frozenset[tuple[str, str]] = frozenset()
     unloadable: frozenset[str] = frozenset()
+    hanging: frozenset[tuple[str, str]] = frozenset()
     exits: bool = False
     revision: str = "weights-1"
     task: FakeTask = field(default_factory=lambda: FakeTask("fake"))
@@ -136,6 +139,8 @@ def resolve_drafter(name: str, options: dict[str, Any]) -> DrafterSpec:
 class FakeWorker:
     """Decodes nothing. A record is a function of the cell and the row."""
 
+    passes = 0
+
     def __init__(self, fakes: Fakes) -> None:
         self._fakes = fakes
 
@@ -145,6 +150,8 @@ class FakeWorker:
         for method in methods:
             if (_drafter(method), task.row) in self._fakes.deadly:
                 self._die()
+            if (_drafter(method), task.row) in self._fakes.hanging:
+                threading.Event().wait()
         return [self._record(task, method) for method in methods]
 
     def _die(self) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, settings
+from orchestrator.config import CONFIGS, Config, Source, known, load, load_stored, models, relocated, settings
 from orchestrator.errors import UserError
+from workers.store import place
 
 MISTAKES = [
     (["limt=5"], "command line: limt: unknown key; did you mean 'limit'?"),
@@ -38,8 +39,15 @@ MISTAKES = [
     (["store=${x}"], "command line: store: Interpolation key 'x' not found"),
     (["store=${"], "command line: store: 'store=${' is not YAML"),
     (["limit=${store}"], "command line: limit: runs is the wrong type; a whole number or null expected"),
+    (["store=???"], "command line: store: ???: a value is missing"),
+    (["decode.stop=???"], "command line: decode.stop: ???: a value is missing"),
     (["models=['???']"], "command line: models: ???: a value is missing"),
-    (["store=s3://bucket"], "command line: store: 's3://bucket': s3:// is not supported yet"),
+    (["store=gs://bucket"], "command line: store: 'gs://bucket': a folder, or s3://bucket/prefix"),
+    (["store=s3://"], "command line: store: 's3://': a folder, or s3://bucket/prefix"),
+    (
+        ["mlflow=sqlite:///s3://bucket/mlflow.db"],
+        "command line: mlflow: 'sqlite:///s3://bucket/mlflow.db': no database",
+    ),
     (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
     (["mlflow=mlruns"], "command line: mlflow: 'mlruns': sqlite:///FILE"),
     (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),
@@ -237,7 +245,7 @@ def test_what_a_grid_says_of_a_model_holds_for_that_model(tmp_path):
 
 def test_every_bundled_grid_is_valid():
     for name in known("grid"):
-        assert load(name)[0].name == name
+        assert load(name)[0].name == Path(name).name
 
 
 @pytest.mark.parametrize(
@@ -271,3 +279,11 @@ def test_every_mlflow_store_that_there_is_is_taken(uri):
 def test_settings_are_checked_like_a_grid():
     with pytest.raises(UserError, match="command line: limit: Interpolation key 'x' not found"):
         settings(Config("x"), ["limit=${x}"])
+
+
+def test_the_database_of_a_store_on_s3_is_here():
+    config, _ = load("quickstart", ["store=s3://bucket/x"])
+    assert (str(config.folder), config.mlflow) == ("s3://bucket/x/quickstart", "sqlite:///runs/mlflow.db")
+    moved = relocated(config.as_dict(), place("s3://other/y/quickstart"))
+    assert (moved["store"], moved["mlflow"]) == ("s3://other/y", "sqlite:///runs/mlflow.db")
+    assert relocated(config.as_dict(), place("new/quickstart"))["mlflow"] == "sqlite:///new/mlflow.db"

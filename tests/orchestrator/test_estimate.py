@@ -1,14 +1,20 @@
 """`launch.py probe` and what `plan` makes of its file: times, the probes it uses and refuses, one-line mistakes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import launch
+from orchestrator import cluster as clusters
+from orchestrator import config as configs
 from orchestrator import estimate
+from orchestrator.outlook import as_dict, outlook, printed, total
+from orchestrator.plan import make_plan
+from orchestrator.workload import count
 from tests.orchestrator.conftest import plan_of
-from tests.orchestrator.fakes import Fakes
+from tests.orchestrator.fakes import Fakes, FakeTask
 from workers import probe as workers_probe
 
 FOUND = {
@@ -56,6 +62,12 @@ def write(file=FILE, **changes):
     return file
 
 
+def told(plan, results, workers, probes):
+    """The lines of time."""
+    workload = count(plan.grid.cells, plan.rows, results)
+    return list(estimate.lines(estimate.estimate(plan, workload, results, probes), workers, None))[1:]
+
+
 def run(*arguments):
     return launch.main(arguments, Fakes().backend())
 
@@ -72,17 +84,22 @@ def test_a_pass_takes_what_it_took_and_elsewhere_scales_as_passes_do():
 
 def test_the_worst_case_is_a_pass_a_position_at_each_cells_cost():
     plan, probe = plan_of(Fakes(), "budgets=[0,8]", "drafters=[spot]", "limit=2"), estimate.read(write())
-    (line,) = estimate.lines(plan, {}, 2, {"tiny-sdar": probe})
+    (line,) = told(plan, {}, 2, {"tiny-sdar": probe})
     most = 128 + 32 - 1
     assert 2 * most * (1.0 + 2.0) / 2 == 477  # seconds
     assert 2 * (100 * 1.0 + 25 * 2.0) / 2 == 150
     assert line == "about 2 min 30 s, at most 7 min 57 s, on 2 workers, by the probe of tiny-sdar on An Abacus"
 
 
-@pytest.mark.parametrize("change", ["decode.gen_length=64", "decode.stop=length"])
-def test_texts_of_another_kind_have_the_worst_case_alone(change):
-    plan, probe = plan_of(Fakes(), "limit=1", change), estimate.read(write())
-    (line,) = estimate.lines(plan, {}, 1, {"tiny-sdar": probe})
+def test_draft_free_texts_of_a_set_length_have_a_pass_a_token_and_a_prompts_rest_at_most():
+    plan = plan_of(Fakes(), "limit=1", "budgets=[0]", "decode.stop=length", "decode.gen_length=64")
+    (line,) = told(plan, {}, 1, {"tiny-sdar": estimate.read(write())})
+    assert line.startswith("about 1 min 04 s, at most 1 min 35 s, on 1 worker")
+
+
+def test_texts_of_another_kind_have_the_worst_case_alone():
+    plan, probe = plan_of(Fakes(), "limit=1", "decode.gen_length=64"), estimate.read(write())
+    (line,) = told(plan, {}, 1, {"tiny-sdar": probe})
     assert line.startswith("at most about ") and "on 1 worker, by" in line
 
 
@@ -90,15 +107,94 @@ def test_a_cell_with_results_is_taken_at_its_passes():
     plan, probe = plan_of(Fakes(), "budgets=[0]", "limit=3"), estimate.read(write())
     (cell,) = plan.grid.cells
     held = {(cell.key, plan.rows[cell.key][0]): {"status": "ok", "nfe": 10}}
-    (line,) = estimate.lines(plan, held, 1, {"tiny-sdar": probe})
+    (line,) = told(plan, held, 1, {"tiny-sdar": probe})
     assert line.startswith("at most about 20 s on 1 worker")
 
 
 def test_models_without_a_probe_are_named():
     plan, probe = plan_of(Fakes(), "models=[tiny-sdar,tiny-sdar-96]"), estimate.read(write())
-    (line,) = estimate.lines(plan, {}, 1, {"tiny-sdar": probe})
-    assert line.endswith("by the probe of tiny-sdar on An Abacus; without tiny-sdar-96, not probed")
-    assert list(estimate.lines(plan, {}, 1, {})) == []
+    (line,) = told(plan, {}, 1, {"tiny-sdar": probe})
+    assert "by the probe of tiny-sdar on An Abacus; without tiny-sdar-96, whose passes nobody timed" in line
+    unknown = "time unknown: nobody timed the passes of tiny-sdar, tiny-sdar-96 (launch.py probe)"
+    assert told(plan, {}, 1, {}) == [unknown]
+
+
+def test_the_sweeps_own_passes_go_before_a_probes():
+    plan, probe = plan_of(Fakes(), "budgets=[0]", "limit=3"), estimate.read(write())
+    (cell,) = plan.grid.cells
+    record = {"status": "ok", "nfe": 10, "device": "cpu", "seconds": {"target": 4.0, "rest": 1.0}}
+    (line,) = told(plan, {(cell.key, plan.rows[cell.key][0]): record}, 1, {"tiny-sdar": probe})
+    assert line == "at most about 10 s on 1 worker, by the sweep's own records"
+    elsewhere = {(cell.key, plan.rows[cell.key][0]): record | {"device": "cuda"}}
+    assert "by the probe" in told(plan, elsewhere, 1, {"tiny-sdar": probe})[0]
+
+
+# ---- what is published, and what it costs
+
+
+def paper(*overrides):
+    """SDAR-8B's main grid, of which nothing is here but its numbers."""
+    config, source = configs.load("paper/sdar-8b-t0", overrides)
+    return make_plan(config, source, Fakes(task=FakeTask("fake", size=400)).backend())
+
+
+def test_published_ratios_tell_the_passes_where_nothing_is_measured():
+    plan = paper("drafters=[spot,ssd]", "budgets=[8]", "tasks=[gsm8k]", "seeds=[0]", "limit=10")
+    found = outlook(plan, {}).estimate
+    assert found.passes == pytest.approx(10 * (256 + 256 / 3.2 + 287))  # of ssd nothing is published
+    assert found.most_passes == 10 * 3 * 287
+    assert "the published ratios" in found.of_passes
+    assert found.seconds is None and found.untimed == ("sdar-8b",)
+    single = paper("decode.unmasking=threshold", "drafters=[spot]", "budgets=[8]")
+    assert "the published ratios" not in outlook(single, {}).estimate.of_passes
+
+
+def test_hours_times_the_price_of_the_cluster_file_is_the_cost():
+    plan, cluster = plan_of(Fakes(), "budgets=[0]", "limit=36", "temperatures=[0]"), clusters.load("aws-p4d")
+    found = outlook(plan, {}, cluster, tuple(clusters.of_file(cluster)), {"tiny-sdar": estimate.read(write())})
+    assert found.estimate.seconds == 36 * 100.0
+    told = as_dict(found)
+    assert (told["worker_hours"], told["usd"]) == (1.0, 1.844)
+    *_, cost, cluster_line = printed(found)
+    assert cost.startswith("1.0 GPU-hours, at most 1.6: 1.84 USD, at most ")
+    assert cluster_line == "cluster: 8 × A100-40G (40 GB)"
+
+
+def test_several_grids_are_summed():
+    told = [as_dict(outlook(plan_of(Fakes(), f"limit={limit}"), {})) for limit in (2, 3)]
+    summed = total(told)
+    assert (summed["cells"], summed["samples"], summed["worker_hours"]) == (10, 25, None)
+    assert summed["states"]["new"] == 10
+
+
+def nodes(*resources):
+    return clusters.of_ray([{"Alive": alive, "Resources": there} for alive, there in resources])
+
+
+def test_a_model_has_a_place_where_its_weights_are_smaller_than_a_gpu():
+    a100 = {"GPU": 2.0, "CPU": 8.0, "accelerator_type:A100-40G": 1.0}
+    config = configs.load("paper/transfer", ["models=[sdar-8b,llada2-mini]", "exclude=[]"])[0]
+    there = nodes((True, a100), (False, a100), (True, {"CPU": 64.0}))
+    assert [(p.model, p.workers, p.why) for p in clusters.places(config, config.models, there)] == [
+        ("sdar-8b", 2, None),
+        ("llada2-mini", 2, None),
+    ]
+    small = [replace(node, gigabytes=24.0) for node in there]
+    (line,) = clusters.lines(config, clusters.places(config, config.models, small))
+    assert line == "llada2-mini can never be placed: 32.5 GB of weights, GPUs of 24 GB"
+    no_gpu = clusters.places(config, config.models, nodes((True, {"CPU": 64.0})))
+    assert [place.why for place in no_gpu] == ["a GPU is needed, there is none"] * 2
+    four = replace(config, workers=replace(config.workers, count=4))
+    assert "sdar-8b: 4 workers asked for, 2 have room" in clusters.lines(
+        four, clusters.places(four, ["sdar-8b"], there)
+    )
+
+
+def test_a_gpu_of_a_kind_that_no_file_knows_takes_any_model():
+    config = configs.load("paper/sdar-8b-t0")[0]
+    unknown = nodes((True, {"GPU": 1.0}))
+    assert clusters.described(unknown) == "1 × a GPU of unknown kind"
+    assert clusters.places(config, config.models, unknown)[0].workers == 1
 
 
 def test_both_sides_agree_on_the_format():
@@ -116,7 +212,7 @@ def test_plan_uses_the_stores_probe_if_it_is_of_the_same(capsys):
 
 def test_plan_says_nothing_of_time_without_a_probe(capsys):
     assert run(*PLAN) == 0
-    assert "probe" not in capsys.readouterr().out
+    assert "time unknown: nobody timed the passes of tiny-sdar" in capsys.readouterr().out
 
 
 MISFITS = [
@@ -134,7 +230,7 @@ def test_another_probe_is_named_and_not_used_or_refused_where_it_was_asked_for(c
     write(**change)
     assert run(*PLAN) == 0
     out = capsys.readouterr().out
-    assert f"not used: {FILE}: {said}" in out and "at most about" not in out and "by the probe" not in out
+    assert f"not used: {FILE}: {said}" in out and "by the probe" not in out
     assert run(*PLAN, "--probe", str(FILE)) == 2
     assert capsys.readouterr().err.startswith(f"error: {FILE}: {said}")
 

@@ -1,12 +1,18 @@
 """What multiplies into which cells, and what a cell's key does and does not depend on."""
 
+import itertools
 from dataclasses import fields, replace
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.grid import Cell, choose_rows
-from orchestrator.plan import estimated_passes, model_loads
+from orchestrator.config import Config, grids, load
+from orchestrator.errors import UserError
+from orchestrator.grid import Cell, choose_rows, points
+from orchestrator.outlook import outlook
+from orchestrator.plan import make_plan
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
 
@@ -158,11 +164,123 @@ def test_the_order_of_methods_turns_with_the_row():
 def test_the_estimate_counts_paired_controls_and_uses_what_was_measured():
     plan = plan_of(Fakes(), "drafters=[spot]", "budgets=[0,8]", "limit=2")
     most = 128 + 32 - 1
-    assert estimated_passes(plan, {}) == 2 * 2 * most
+    assert outlook(plan, {}).estimate.passes == 2 * 2 * most
     control, method = plan.grid.cells
     row = plan.rows[control.key][0]
     results = {(control.key, row): {"status": "ok", "nfe": 100}, (method.key, row): {"status": "ok", "nfe": 40}}
-    assert estimated_passes(plan, results) == 100 + 40
+    assert outlook(plan, results).estimate.passes == 100 + 40
     done = {**results, (control.key, plan.rows[control.key][1]): {"status": "ok", "nfe": 100}}
-    assert estimated_passes(plan, done) == 100 + 40  # the control is decoded again, to be paired
-    assert model_loads(plan, {}, workers=4) == 1
+    assert outlook(plan, done).estimate.passes == 100 + 40  # the control is decoded again, to be paired
+    assert outlook(plan, {}).loads == 1
+
+
+# ---- product, zip, exclude
+
+
+def combinations(*overrides):
+    return points(load("quickstart", ["limit=3", *overrides])[0])[0]
+
+
+def test_axes_in_step_are_paired_and_the_others_multiply():
+    found = combinations("drafters=[spot,stale]", "budgets=[8,20]", "zip=[[budgets,drafters]]", "temperatures=[0,1]")
+    assert [(p.temperature, p.drafter, p.budget) for p in found] == [
+        (0.0, "spot", 8), (0.0, "stale", 20), (1.0, "spot", 8), (1.0, "stale", 20),
+    ]  # fmt: skip
+
+
+def test_a_pair_that_is_given_twice_counts_once_and_is_noted():
+    plan = plan_of(Fakes(), "drafters=[spot,spot,stale]", "budgets=[8,8,8]", "zip=[[drafters,budgets]]")
+    assert [(c.drafter, c.budget) for c in plan.grid.cells] == [("none", 0), ("spot", 8), ("stale", 8)]
+    assert "names a value twice" in plan.grid.notes[0]
+
+
+def test_an_entry_of_exclude_describes_cells_by_any_axes_and_leaves_their_control():
+    plan = plan_of(Fakes(), "exclude=[{drafters: spot, budgets: [4, 8]}]")
+    assert [(c.drafter, c.budget) for c in plan.grid.cells] == [("none", 0), ("stale", 4), ("stale", 8)]
+
+
+def test_where_nothing_is_left_of_a_group_its_control_is_gone_too():
+    models = "models=[tiny-sdar,tiny-sdar-96]"
+    plan = plan_of(Fakes(), models, "exclude=[{models: tiny-sdar-96}]")
+    assert plan.cells.keys() == plan_of(Fakes()).cells.keys()
+    assert list(plan.models) == ["tiny-sdar"]
+
+
+VALUES = {"models": ["tiny-sdar", "tiny-sdar-96"], "drafters": ["spot", "stale", "ssd"], "budgets": [4, 8, 20]}
+
+
+@given(st.dictionaries(st.sampled_from(list(VALUES)), st.sets(st.integers(0, 2), min_size=1), min_size=1))
+def test_whatever_is_excluded_the_rest_of_the_product_is_there_once(chosen):
+    entry = {axis: [VALUES[axis][place % len(VALUES[axis])] for place in places] for axis, places in chosen.items()}
+    left = {
+        combination
+        for combination in itertools.product(*VALUES.values())
+        if not all(dict(zip(VALUES, combination, strict=True))[axis] in values for axis, values in entry.items())
+    }
+    config = Config("mine", tasks=["arith"], exclude=[entry], **VALUES)
+    try:
+        found = [(p.model, p.drafter, p.budget) for p in points(config)[0]]
+    except ValueError:
+        assert not left
+    else:
+        assert len(found) == len(left)
+        assert set(found) == left
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["zip=[[drafters,budget]]"], "zip: 'budget' is no axis; did you mean 'budgets'?"),
+        (["zip=[[drafters]]"], "zip: [drafters]: two axes or more go in step"),
+        (["zip=[[drafters,seeds],[seeds,budgets]]"], "zip: seeds is named twice"),
+        (["zip=[[models,drafters]]"], "zip: models has 1, drafters has 2; axes in step have as many values each"),
+        (["zip=3"], "zip: the wrong type; a list (a list each) expected"),
+        (["exclude=[{drafter: spot}]"], "exclude: 'drafter' is no axis; did you mean 'drafters'?"),
+        (["exclude=[{drafters: spiffy}]"], "exclude: drafters has no 'spiffy'; one of spot, stale"),
+        (["exclude=[{}]"], "exclude: an empty entry describes every cell"),
+        (["exclude=[{budgets: []}]"], "exclude: budgets: an empty list describes nothing"),
+        (["exclude=[{budgets: 0}]"], "exclude: budgets: 0 is the control"),
+        (["exclude=[{models: tiny-sdar}]"], "exclude: nothing is left of the grid"),
+        (["exclude=[{drafters: spot}, {drafters: spot, budgets: 8}]"], "describes no cell that is there"),
+        (["exclude=[spot]"], "exclude: the wrong type; a list (key: value lines each) expected"),
+        (["cluster=aws"], "cluster: no such cluster: 'aws'; known: aws-p4d, aws-p5, aws-p5e"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_a_grid_cannot_mean_is_one_line_with_its_key(overrides, said):
+    with pytest.raises(UserError) as error:
+        plan_of(Fakes(), *overrides)
+    assert f"command line: {said}" in str(error.value) or said in str(error.value)
+
+
+def test_each_target_has_its_own_checkpoint():
+    checkpoint = "drafter.spot.checkpoint=mine/{model}/spot.safetensors"
+    plan = plan_of(Fakes(), "models=[tiny-sdar,tiny-sdar-96]", "drafters=[spot]", checkpoint)
+    assert {model: spec.checkpoint for (model, _), spec in plan.drafters.items()} == {
+        "tiny-sdar": "mine/tiny-sdar/spot.safetensors",
+        "tiny-sdar-96": "mine/tiny-sdar-96/spot.safetensors",
+    }
+
+
+def test_the_papers_grids_have_the_papers_cells():
+    """By grid: methods with drafts a (model, task, temperature, seed), and these."""
+    sizes = {}
+    for name in grids("paper"):
+        config, source = load(name)
+        plan = make_plan(config, source, Fakes(task=FakeTask("fake", size=400)).backend())
+        groups = len(plan.grid.rows)
+        sizes[name.removeprefix("paper/")] = (groups, len(plan.cells) - groups)
+    assert sizes == {
+        "ablations": (6, 6 * 20),
+        "block-lengths": (36, 36 * 6),
+        "hot": (12, 12 * 10),
+        "llada2-mini": (24, 24 * 10),
+        "long": (24, 24 * 6),
+        "oracles": (4, 4 * 8),
+        "sdar-1.7b": (24, 24 * 10),
+        "sdar-4b": (24, 24 * 10),
+        "sdar-8b-t0": (12, 12 * 10),
+        "sdar-8b-t1": (12, 12 * 10),
+        "threshold": (12, 12 * 2),
+        "transfer": (36, 12 * 4 + 24 * 12),
+    }

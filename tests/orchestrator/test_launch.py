@@ -28,7 +28,12 @@ INLINE = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", 
 def standing_elsewhere(tmp_path, monkeypatch):
     """Every test stands in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "_print_results", lambda console, folder: console.print(f"results of {folder}"))
+
+    def print_results(console, folder):
+        console.print(f"results of {folder}")
+        return {"report": f"{folder}/report.html"}
+
+    monkeypatch.setattr(launch, "_print_results", print_results)
 
 
 def run(*arguments, fakes=None):
@@ -86,7 +91,7 @@ def test_plan_counts_and_touches_nothing(tmp_path, capsys):
     fakes = Fakes()
     assert run("plan", "quickstart", "limit=2", fakes=fakes) == 0
     out = capsys.readouterr().out
-    assert "10 cells, 20 samples, 20 to run in 4 sample tasks" in out
+    assert "10 cells (10 new), 20 samples, 20 to run in 4 sample tasks" in out
     assert "new" in out
     assert fakes.loads == []
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +103,7 @@ def test_plan_of_a_half_done_sweep_shows_what_is_there(capsys):
     out = capsys.readouterr().out
     assert "partial" in out
     assert "2/3" in out
-    assert "5 cells, 15 samples, 9 to run in 3 sample tasks" in out
+    assert "samples, 9 to run in 3 sample tasks" in out
 
 
 def test_plan_needs_neither_ray_nor_a_gpu(monkeypatch):
@@ -293,7 +298,7 @@ def test_brackets_in_an_error_are_printed_and_end_nothing(message, monkeypatch, 
         raise ValueError(message)
 
     monkeypatch.setattr(Fakes, "make_worker", broken)
-    assert run("run", "quickstart", *INLINE) == 1
+    assert run("run", "quickstart", *INLINE) == 3
     shown = capsys.readouterr().out.splitlines()
     assert f"worker 0: ValueError: {message}" in shown
     assert f"failed model tiny-sdar could not be loaded, its samples are left: ValueError: {message}" in shown
@@ -387,6 +392,9 @@ MISTAKES = [
     (["resume", "never"], "command line: never: no such sweep in runs and no such grid; sweeps: none"),
     (["status", "quickstart"], "runs/quickstart: no sweep here; start one with"),
     (["report", "quickstart"], "runs/quickstart: no sweep here; start one with"),
+    (["status", "quickstart", "store=???"], "command line: store: ???: a value is missing"),
+    (["status", "x" * 300], f"{'x' * 300}/sweep.yaml: File name too long"),
+    (["watch", "quickstart"], "runs/quickstart: no sweep here; start one with"),
 ]
 
 
@@ -589,3 +597,123 @@ def test_a_block_longer_than_a_drafters_model_is_refused(monkeypatch, capsys):
     assert capsys.readouterr().err == f"error: command line: {said}\n"
     assert run("plan", "quickstart", long, "drafters=[stale]") == 0
     assert run("plan", "quickstart", long.replace("65", "64")) == 0
+
+
+# ---- JSON, and what the ledger says to others
+
+
+def answer(capsys, *arguments, code=0, fakes=None):
+    """What a verb says with --json: one line on stdout, the rest elsewhere."""
+    capsys.readouterr()
+    assert run(*arguments, "--json", fakes=fakes) == code
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def test_every_verb_that_reports_answers_in_one_line_of_json(capsys):
+    planned = answer(capsys, "plan", "quickstart", *INLINE)
+    assert (planned["cells"], planned["states"]["new"], planned["samples"]) == (3, 3, 6)
+    failing = frozenset(("spot", f"r{i}") for i in range(40))
+    ran = answer(capsys, "run", "quickstart", *INLINE, code=1, fakes=Fakes(failing=failing))
+    assert (ran["exit_code"], ran["ran"], len(ran["failed"])) == (1, 6, 2)
+    assert ran["failed"][0]["error"] == "ValueError: no"
+    stood = answer(capsys, "status", "quickstart")
+    assert (stood["samples_done"], stood["failed"], stood["finished"]) == (6, 2, True)
+    watched = answer(capsys, "watch", "quickstart", code=1)
+    assert (watched["samples_done"], watched["driver"], watched["causes"]) == (6, None, {"ValueError: no": 2})
+    assert answer(capsys, "resume", "quickstart", "--retry-failed")["status"] == "FINISHED"
+    assert answer(capsys, "rescore", "quickstart", "--all")["scored"] == 2
+    assert answer(capsys, "report", "quickstart")["report"] == "runs/quickstart/report.html"
+
+
+def test_a_mistake_leaves_stdout_empty_under_json_too(capsys):
+    assert run("plan", "quickstart", "limt=3", "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("error: command line: limt")
+
+
+@pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "rescore", "sync", "analyze",
+                                  "models", "decode", "probe", "collect-traces", "train-drafter", "calibrate",
+                                  "calibrate-sets", "import-drafter"])  # fmt: skip
+def test_the_keys_of_an_answer_are_in_the_verbs_help(verb, capsys):
+    assert launch.main([verb, "--help"]) == 0
+    help_text = capsys.readouterr().out
+    assert "--json" in help_text and "JSON:" in help_text
+
+
+def test_watch_ends_where_no_driver_is_at_work_and_says_how_to_go_on(capsys):
+    run("run", "quickstart", *INLINE)
+    segment = Path("runs/quickstart/segments/001.jsonl")
+    segment.write_text("".join(segment.read_text().splitlines(keepends=True)[:3]))
+    capsys.readouterr()
+    assert launch.main(["watch", "quickstart"]) == 1
+    out = capsys.readouterr().out
+    assert "no driver is running; go on with: " in out and "launch.py resume runs/quickstart" in out
+
+
+def test_watch_follows_the_driver_until_the_sweep_has_ended(monkeypatch, capsys):
+    run("run", "quickstart", *INLINE)
+    segment = Path("runs/quickstart/segments/001.jsonl")
+    lines = segment.read_text().splitlines(keepends=True)
+    segment.write_text("".join(lines[:2]))
+
+    def a_second_later(seconds):
+        with segment.open("a") as file:
+            file.writelines(lines[2:])
+
+    monkeypatch.setattr(launch.time, "sleep", a_second_later)
+    monkeypatch.setattr(launch, "holder", lambda folder: "there, process 1")
+    capsys.readouterr()
+    assert launch.main(["watch", "quickstart", "--json"]) == 0
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["finished"], last["finished"]) == (False, True)
+
+
+def test_status_failed_groups_failures_by_error(capsys):
+    failing = frozenset(("spot", f"r{i}") for i in range(40))
+    run("run", "quickstart", *INLINE, fakes=Fakes(failing=failing))
+    capsys.readouterr()
+    assert launch.main(["status", "quickstart", "--failed"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 ValueError ValueError: no tiny-sdar · arith · spot · b8 · T0 · s0 rows r" in shown
+    assert "control" not in shown
+
+
+def test_a_sweep_keeps_its_name(capsys):
+    run("run", "quickstart", *INLINE)
+    assert run("resume", "quickstart", "name=other") == 2
+    assert "command line: name: a sweep keeps its name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["decoder", "scorers"])
+def test_sources_that_changed_since_the_last_run_are_noted(name, monkeypatch, capsys):
+    backend, now = Fakes.backend, {"sha": "before"}
+    made = lambda fakes: replace(backend(fakes), environment=lambda model: {name: now["sha"]})  # noqa: E731
+    monkeypatch.setattr(Fakes, "backend", made)
+    run("run", "quickstart", *INLINE)
+    run("run", "quickstart", *INLINE, "limit=3")
+    assert "sources have changed" not in capsys.readouterr().out
+    now["sha"] = "after"
+    run("run", "quickstart", *INLINE, "limit=4")
+    assert f"note the {name}'s sources have changed since this sweep was last run" in capsys.readouterr().out
+
+
+def test_a_folder_of_grids_is_planned_as_one(capsys):
+    told = answer(capsys, "plan", "paper", "limit=2", fakes=Fakes(task=FakeTask("fake", size=400)))
+    assert len(told["grids"]) == 12
+    assert told["total"]["cells"] == sum(grid["cells"] for grid in told["grids"])
+    assert told["total"]["samples"] == 2 * told["total"]["cells"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_what_is_not_here_is_planned_by_name_and_refused_by_a_run(verb, monkeypatch, capsys):
+    monkeypatch.setattr("workers.worker.Worker", Unloadable)
+    code = launch.main([verb, "quickstart", "drafters=[spot]", "drafter.spot.checkpoint=mine/{model}.safetensors"])
+    captured = capsys.readouterr()
+    said = "drafter.spot.checkpoint: no file mine/tiny-sdar.safetensors; made by: `launch.py train-drafter` or "
+    if verb == "plan":
+        assert code == 0 and f"unresolved: command line: {said}" in captured.out
+    else:
+        assert code == 2 and f"error: command line: {said}" in captured.err
+        assert captured.err.endswith("with --out mine/tiny-sdar.safetensors --model tiny-sdar\n")
+        assert not Path("runs").exists()

@@ -3,15 +3,18 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import ledger as module
+from orchestrator import ledger as ledger_module
+from orchestrator import segments as module
 from orchestrator.errors import UserError
 from orchestrator.ledger import Ledger, holder, read_sweep, write_sweep
 from orchestrator.plan import make_sweep
@@ -122,6 +125,74 @@ def test_a_second_driver_is_turned_away_by_name(tmp_path):
         assert holder(tmp_path) is not None
     assert holder(tmp_path) is None
     Ledger.write(tmp_path, 0.0).close()
+
+
+def test_a_full_disk_is_one_line_and_costs_the_record_that_did_not_fit(tmp_path, disk_that_takes):
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        ledger.append(decode("r0"))
+        segment = tmp_path / "segments" / "001.jsonl"
+        before = segment.read_bytes()
+        with (
+            disk_that_takes(len(before) + 20),
+            pytest.raises(UserError, match=r"store: cannot be written .*; make room"),
+        ):
+            ledger.append(decode("r1"))
+        assert segment.read_bytes() == before  # no torn line either
+        assert [record["row"] for record in ledger.sync(0.0, force=True)] == ["r0"]
+    assert written(tmp_path, decode("r0"), decode("r1")) == [False, True]
+
+
+@pytest.fixture
+def disk_that_takes():
+    """A disk on which a file has room for so many bytes."""
+
+    @contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
+
+
+def test_what_a_record_measured_is_read_from_the_disk_when_it_is_asked_for(tmp_path):
+    record = decode("r0", text="long", text_sha="sha", nfe=12, difference=None, seconds={"draft": 1.0})
+    with Ledger.write(tmp_path, 0.0) as ledger:
+        ledger.append(record)
+        assert ledger.results()["c", "r0"] == record
+    held = Ledger(tmp_path).results()["c", "r0"]
+    (tmp_path / "segments" / "001.jsonl").rename(tmp_path / "away")
+    light = {
+        name: record[name] for name in ("kind", "cell", "row", "status", "attempt", "nfe", "text_sha", "difference")
+    }
+    assert {name: held[name] for name in light} == light
+    with pytest.raises(FileNotFoundError):
+        held["text"]
+    (tmp_path / "away").rename(tmp_path / "segments" / "001.jsonl")
+    assert (held["text"], held.get("seconds"), held.get("nothing"), dict(held)) == (
+        "long",
+        {"draft": 1.0},
+        None,
+        record,
+    )
+    assert [*Ledger(tmp_path).decodes()] == [record]
+
+
+ROWS = st.text(min_size=1).filter(lambda text: text.isprintable() or '"' in text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(row=ROWS, text=st.text(), nfe=st.integers(0, 999), difference=st.sampled_from([None, "numeric", "bug"]))
+def test_a_scan_finds_of_a_line_what_parsing_all_of_it_would(row, text, nfe, difference):
+    record = decode(row, text=text, text_sha=text[:4] or "sha", nfe=nfe, difference=difference)
+    line = ledger_module._line(record)
+    assert json.loads(line) == record
+    head = ledger_module._head(line)
+    assert head == {name: record[name] for name in head}
+    assert head.keys() >= {"kind", "cell", "row", "status", "attempt", "nfe", "text_sha", "difference"}
 
 
 def test_a_dead_drivers_sweep_is_taken_over_at_once(tmp_path):

@@ -41,6 +41,14 @@ def test_a_log_file_gets_at_most_one_line_in_ten_seconds_and_always_the_last_sta
     assert done == ["0", "10", "20", "24"]
 
 
+def test_the_panel_has_the_causes_of_failures_within_80_columns():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(progress.panel(replace(HALFWAY, causes={f"RuntimeError: {'far too long ' * 20}": 2})))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("2 × RuntimeError: far too long" in line for line in lines)
+
+
 def test_a_state_already_printed_is_not_printed_again_at_the_end():
     console = plain()
     with progress.view(console, Clock()) as shown:

@@ -233,3 +233,14 @@ def test_latex_is_booktabs_with_escaped_percent_signs():
 
 def test_an_empty_sweep_prints_an_empty_table():
     assert results.to_markdown(summarised(sweep(), [])).count("\n") == 2
+
+
+def test_throughput_on_a_gpu_that_others_used_is_marked_wherever_it_is_shown():
+    plan, records, _ = two_rows()
+    table = summarised(plan, [*records[:3], records[3] | {"per_gpu": 2}])
+    assert [line(table, cell)["shared"] for cell in "cs"] == [0, 1]
+    assert [row["throughput_ratio"] for row in results.display_rows(table)] == ["1.00", "2.00 ‡"]
+    shown = Console(width=80, record=True, file=io.StringIO())
+    shown.print(results.table(table))
+    assert "‡ timed on a GPU that other workers used, too." in shown.export_text()
+    assert r"$\ddagger$" in results.to_latex(table)

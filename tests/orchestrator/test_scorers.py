@@ -201,7 +201,7 @@ def test_a_text_whose_machine_dies_is_sent_again_a_bounded_number_of_times(death
 def test_scorers_have_a_core_each_where_decoding_leaves_one_over(cores, asked, monkeypatch):
     ray = FakeRay(0)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr("orchestrator.executors._room", lambda workers: (0, cores))
+    monkeypatch.setattr("orchestrator.executors._machines", lambda workers: [{"CPU": cores}])
     RayScorers(FakeJudge, Workers(address="there:1", threads=2), 1, 2)
     assert ray.options["num_cpus"] == asked
 
@@ -211,5 +211,5 @@ def test_scorers_have_a_core_each_where_decoding_leaves_one_over(cores, asked, m
     [(2, 2, "auto", 1), (8, 4, "auto", 4), (64, 8, "auto", 8), (2, 0, "auto", 2), (2, 2, 5, 5)],
 )
 def test_as_many_texts_are_scored_at_once_as_cores_are_left(cores, decoding, scorers, wanted, monkeypatch):
-    monkeypatch.setattr("orchestrator.executors._room", lambda workers: (0, cores))
+    monkeypatch.setattr("orchestrator.executors._machines", lambda workers: [{"CPU": cores}])
     assert wanted_scorers(replace(Workers(), scorers=scorers), decoding) == wanted

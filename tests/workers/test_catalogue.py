@@ -34,7 +34,7 @@ def worker() -> Worker:
 def records(request, worker) -> dict[str, dict]:
     """Records of one row by drafter."""
     planned = plan(request.param)
-    methods = tuple(MethodTask(name, planned.drafters[name], 4) for name in NAMES)
+    methods = tuple(MethodTask(name, planned.drafters["tiny-sdar", name], 4) for name in NAMES)
     row, model = planned.tasks["arith"].rows[0], planned.models["tiny-sdar"]
     spec = decode_spec(planned.config, model, planned.config.temperatures[0], 0)
     task = SampleTask("", model, "arith", row.id, row.prompt, spec, MethodTask("control", None, 0), methods)

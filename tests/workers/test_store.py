@@ -4,7 +4,9 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from workers.store import PARTIAL, open_store
+from workers.store import PARTIAL, StoreError, open_store
+
+pytest_plugins = ["tests.s3"]
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -40,10 +42,19 @@ def test_clear_leaves_nothing_and_minds_no_empty_store(store):
     assert store.names() == []
 
 
-def test_more_names_than_one_page_of_s3_are_all_there(store):
-    for i in range(1001):
-        store.put(f"{i:04}", b"")
-    assert len(store.names()) == 1001
+def test_folders_are_no_files(store, request):
+    store.put("a", b"1")
+    deeper = {"folder": lambda: str(request.getfixturevalue("tmp_path") / "deep" / "store" / "x")}
+    where = deeper.get(request.node.callspec.params["store"], lambda: "s3://bucket/deep/store/x")()
+    open_store(where).put("b", b"2")
+    assert (store.names(), store.folders()) == (["a"], ["x"])
+
+
+def test_more_names_than_one_page_of_s3_are_all_there(store, monkeypatch):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")  # S3's is 1000
+    for i in range(7):
+        store.put(f"{i}", b"")
+    assert store.names() == list("0123456")
 
 
 def test_a_file_that_is_half_written_is_not_there(tmp_path):
@@ -83,3 +94,75 @@ def test_without_credentials_too(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(OSError, match=r"s3://bucket/x/a: .*credentials"):
         open_store("s3://bucket/x").put("a", b"")
+
+
+@pytest.fixture
+def bucket(s3):
+    return open_store("s3://bucket/x")
+
+
+def test_a_file_is_created_once_and_swapped_by_who_read_its_last_content(bucket):
+    first = bucket.create("a", b"1")
+    assert bucket.create("a", b"2") is None
+    second = bucket.swap("a", b"3", first)
+    assert bucket.swap("a", b"4", first) is None
+    assert bucket.swap("absent", b"5", first) is None
+    found = bucket.read("a")
+    assert (found.data, found.etag, found.age) == (b"3", second, 0.0)
+    assert bucket.tags() == {"a": (second, 1)}
+    assert bucket.names() == ["a"]
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "torn", "silence"])
+def test_a_request_that_fails_is_made_again(bucket, s3, fault):
+    faults = [fault]
+    s3.fault = lambda method, path: faults.pop() if faults else None
+    bucket.put("a", b"whole" * 10_000)
+    assert bucket.get("a") == b"whole" * 10_000
+    assert faults == []
+
+
+def test_and_given_up_after_five_attempts(bucket, s3):
+    s3.fault = lambda method, path: "503"
+    with pytest.raises(StoreError, match=r"s3://bucket/x/a: .*SlowDown.*reduce your request rate"):
+        bucket.get("a")
+    assert len(s3.seen) == 5
+    s3.seen.clear()
+
+
+def test_a_torn_upload_is_never_seen(bucket, s3):
+    bucket.put("a", b"older")
+    s3.fault = lambda method, path: "torn" if method == "PUT" else None
+    with pytest.raises(StoreError):
+        bucket.put("a", b"newer" * 10_000)
+    assert bucket.get("a") == b"older"
+
+
+def test_profile_endpoint_region_and_addressing_style_are_those_of_the_aws_tools(s3, tmp_path, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    (tmp_path / "home" / ".aws").mkdir(parents=True)
+    (tmp_path / "home" / ".aws" / "config").write_text(
+        "[profile lab]\nregion = eu-north-1\naws_access_key_id = lab\naws_secret_access_key = x\n"
+        f"endpoint_url = http://localhost:{s3.server_port}\ns3 =\n  addressing_style = path\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    open_store("s3://bucket/x").put("a", b"1")
+    assert s3.seen == [("PUT", "/bucket/x/a")]  # virtual-hosted style would be /x/a on bucket.localhost
+    monkeypatch.setenv("AWS_PROFILE", "none")
+    with pytest.raises(StoreError, match=r"s3://bucket/x/a: .*profile \(none\).*; check AWS_PROFILE, or"):
+        open_store("s3://bucket/x").put("a", b"1")
+
+
+def test_credentials_that_are_renewed_are_taken_up_by_the_same_process(bucket, s3):
+    before = s3_client()
+    s3.fault = lambda method, path: "expired"
+    with pytest.raises(StoreError, match="the credentials have expired; renew them"):
+        bucket.get("a")
+    s3.fault = lambda method, path: None
+    bucket.put("a", b"1")
+    assert s3_client() is not before
+
+
+def s3_client():
+    return open_store("s3://bucket/x")._client

@@ -14,6 +14,8 @@ from pkgutil import iter_modules
 from typing import Any
 
 from spot.options import check_options, option_names
+from workers.tasks.data import NotDownloaded
+from workers.work import UNRESOLVED, Absent
 
 HELPERS = {"answers", "data", "maths", "programs"}  # modules here that are no tasks
 
@@ -72,7 +74,8 @@ class Task:
 def load_task(name: str, options: dict[str, Any]) -> Task:
     """The task `name` with the options of its YAML; `task` among them names the module, by default `name`.
 
-    Raises ValueError, in one line, for an unknown module or option or data that cannot be read.
+    Raises ValueError, in one line, for an unknown module or option or data that cannot be read; Absent for a published
+    data set that is not downloaded.
     """
     options = dict(options)
     module_name = options.pop("task", name)
@@ -83,15 +86,17 @@ def load_task(name: str, options: dict[str, Any]) -> Task:
     of_score = {key: options.pop(key) for key in option_names(module.score, SCORED) if key in options}
     check_options(module_name, module.score, of_score, SCORED)
     check_options(module_name, module.rows, options)
-    rows = tuple(module.rows(**options))
-    return Task(
-        name,
-        _revision(rows),
-        module.SCORER,
-        rows,
-        partial(module.score, **of_score),
-        tuple(getattr(module, "CANARIES", ())),
-    )
+
+    def task(revision: str, rows: tuple[Row, ...]) -> Task:
+        canaries = tuple(getattr(module, "CANARIES", ()))
+        return Task(name, revision, module.SCORER, rows, partial(module.score, **of_score), canaries)
+
+    try:
+        rows = tuple(module.rows(**options))
+    except NotDownloaded as error:
+        stand_ins = tuple(Row(f"row {number}", "", "") for number in range(error.size))
+        raise Absent(str(error), task(UNRESOLVED, stand_ins)) from None
+    return task(_revision(rows), rows)
 
 
 SCORED = ("row", "text")  # what `score` is given beside its options

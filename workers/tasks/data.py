@@ -29,6 +29,24 @@ TEXTS: Kind = ("a list of texts", lambda value: isinstance(value, list) and all(
 WHOLE: Kind = ("a whole number", lambda value: type(value) is int)
 
 
+SIZES = {  # rows of the published splits, by (hub, config, split)
+    ("openai/gsm8k", "main", "test"): 1319,
+    ("openai/gsm8k", "main", "train"): 7473,
+    ("HuggingFaceH4/MATH-500", "default", "test"): 500,
+    ("openai/openai_humaneval", "openai_humaneval", "test"): 164,
+    ("google-research-datasets/mbpp", "full", "test"): 500,
+    ("google-research-datasets/mbpp", "sanitized", "test"): 257,
+}
+
+
+class NotDownloaded(ValueError):
+    """The hub's data set is neither in the cache nor to be had; it has `size` rows."""
+
+    def __init__(self, wrong: str, size: int) -> None:
+        super().__init__(wrong)
+        self.size = size
+
+
 @dataclass(frozen=True)
 class Source:
     """Where records come from: the file `path` if there is one, else `split` of the hub's data set.
@@ -47,7 +65,7 @@ class Source:
 def load(source: Source, columns: Mapping[str, Kind], unique: str | None = None) -> list[Record]:
     """The records of `source`, each with `columns`, no two with one value of the column `unique`.
 
-    Raises ValueError, in one line, for anything else.
+    Raises ValueError, in one line, for anything else; NotDownloaded for a published split that is not here.
     """
     if not source.split.strip():
         raise ValueError(f"split: {source.split!r}; a name such as 'test' expected")
@@ -145,10 +163,13 @@ def _parquet(key: str, path: Path) -> Iterator[tuple[str, Any]]:
 def _hub(source: Source) -> Iterator[tuple[str, Any]]:
     from datasets import load_dataset
 
+    from workers.hub import go_offline_if_unreachable
+
+    go_offline_if_unreachable()
     try:
         records = list(load_dataset(source.hub, source.config, split=source.split, revision=source.revision))
     except Exception as error:  # the hub, the network and the cache each raise their own
-        raise ValueError(
-            f"hub: cannot load {source.hub} ({_reason(error)}); a local file goes in {source.key}=FILE"
-        ) from None
+        wrong = f"hub: cannot load {source.hub} ({_reason(error)}); a local file goes in {source.key}=FILE"
+        size = SIZES.get((source.hub, source.config, source.split))
+        raise (ValueError(wrong) if size is None else NotDownloaded(wrong, size)) from None
     yield from ((f"hub: {source.hub} {source.split} row {number}", record) for number, record in enumerate(records, 1))

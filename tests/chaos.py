@@ -1,0 +1,219 @@
+"""A sweep on a three-node Ray cluster whose drivers, actors and nodes are killed at random, and proof that it is whole.
+
+    python -m tests.chaos --minutes 5 --kills 50 --seed 0          # store=s3://bucket/prefix too
+
+Real target, real drafters, real Ray; all on this machine. A sweep that is done before the last kill is given more rows.
+Afterwards every (cell, row) has one record, equal to that of an undisturbed run in one process, and no process is left.
+Exit code 0 if all of it holds.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.ledger import Ledger, read_sweep
+
+ROOT = Path(__file__).parents[1]
+MARK = "SPOT_CHAOS"  # in the environment of every process of one run, and so how they are found
+GRID = ("quickstart", "drafters=[spot]", "budgets=[0,8]", "temperatures=[0,1]", "decode.gen_length=64", "mlflow=null")
+DECIDED = ("status", "text_sha", "length", "nfe", "cache_passes", "drafted", "accepted", "identical")
+ENDINGS = ("SIGKILL", "SIGKILL", "SIGTERM", "SIGINT")  # of a driver: a crash, or as a batch system or a user ends it
+KINDS = ("actor",) * 12 + ("node",) * 4 + ENDINGS
+QUICK = {  # a node that was killed is dead in a second or two, not in twenty
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+END_SECONDS = 30.0  # for processes to be gone
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+# ---- processes
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Command lines of the live processes that carry `mark`, this one apart."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            if marked and not dead and int(folder.name) != os.getpid():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def actors(mark: str) -> list[int]:
+    return sorted(pid for pid, command in processes(mark).items() if command.startswith("ray::Host"))
+
+
+def left_after(seconds: float, mark: str, like: str = "") -> dict[int, str]:
+    """The marked processes whose command line holds `like` that are still there after up to so many seconds."""
+    until = time.monotonic() + seconds
+    while (left := {pid: line for pid, line in processes(mark).items() if like in line}) and time.monotonic() < until:
+        time.sleep(0.2)
+    return left
+
+
+# ---- what is killed
+
+
+class Site:
+    """The cluster and the driver of one run."""
+
+    def __init__(self, cluster: Any, store: str, mark: str, limit: int, chance: random.Random) -> None:
+        self.cluster, self.store, self.mark, self.limit, self.chance = cluster, store, mark, limit, chance
+        self.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.kills: Counter[str] = Counter()
+        self.driver = self.start("run")
+
+    def start(self, verb: str) -> "subprocess.Popen[bytes]":
+        """A driver: `run` grows the sweep to the present limit, `resume` goes on with it."""
+        asked = (*GRID, f"limit={self.limit}", "retries=20") if verb == "run" else (GRID[0],)
+        command = [sys.executable, "launch.py", verb, *asked, f"workers.address={self.cluster.address}"]
+        return subprocess.Popen([*command, f"store={self.store}"], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def kill(self, kind: str) -> bool:
+        """One kill; whether there was something to kill."""
+        alive = actors(self.mark)
+        if not alive:  # the driver is still starting: nothing would be learnt
+            return False
+        if kind == "actor":
+            os.kill(self.chance.choice(alive), signal.SIGKILL)
+        elif kind == "node":
+            self.cluster.remove_node(self.nodes.pop(self.chance.randrange(len(self.nodes))), allow_graceful=False)
+            self.nodes.append(self.cluster.add_node(num_cpus=1))
+        else:
+            self._end_driver(signal.Signals[kind])
+        self.kills[kind] += 1
+        say(f"kill {self.kills.total()}: {kind if kind in ('actor', 'node') else f'driver by {kind}'}")
+        return True
+
+    def _end_driver(self, number: signal.Signals) -> None:
+        """What is no crash has to be answered with the right exit code."""
+        self.driver.send_signal(number)
+        code = self.driver.wait(120)
+        expected = (-number,) if number == signal.SIGKILL else (128 + number, 0)
+        assert code in expected, f"a driver ended by {number.name} exited with {code}"
+        self.driver = self.start("resume")
+
+    def finish(self, seconds: float) -> None:
+        """Let the sweep come to its end."""
+        code = self.driver.wait(seconds)
+        assert code == 0, f"the last driver exited with {code}"
+
+
+def disturb(site: Site, kinds: Iterator[str], kills: int, mean_seconds: float) -> None:
+    while site.kills.total() < kills:
+        time.sleep(site.chance.expovariate(1 / mean_seconds) if mean_seconds else 0.2)
+        code = site.driver.poll()
+        if code == 0:
+            site.limit *= 2
+            say(f"done before the last kill: on to {site.limit} rows")
+            site.driver = site.start("run")
+        elif code is not None:
+            raise AssertionError(f"the driver exited with {code}")
+        else:
+            kind = next(kinds)
+            while not site.kill(kind) and site.driver.poll() is None:
+                time.sleep(0.2)
+
+
+# ---- the proof
+
+
+def decoded(store: str) -> dict[tuple[str, str], list[Any]]:
+    """What decides a result, by (cell, row). Every planned one has one record, or this fails."""
+    folder = Path(store) / GRID[0]
+    sweep = read_sweep(folder)
+    records = [record for record in Ledger(folder).records() if record["kind"] == "decode"]
+    times = Counter((record["cell"], record["row"]) for record in records)
+    planned = {(cell, row) for cell, rows in sweep.rows.items() for row in rows}
+    assert planned == times.keys(), f"{len(planned - times.keys())} of {len(planned)} samples have no record"
+    assert set(times.values()) == {1}, f"recorded more than once: {[key for key, n in times.items() if n > 1]}"
+    return {(record["cell"], record["row"]): [record.get(name) for name in DECIDED] for record in records}
+
+
+def undisturbed(store: str, limit: int) -> dict[tuple[str, str], list[Any]]:
+    """The same by one process that nobody touches."""
+    asked = [*GRID, f"limit={limit}", "workers.executor=inline", f"store={store}"]
+    subprocess.run([sys.executable, "launch.py", "run", *asked], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    return decoded(store)
+
+
+@contextmanager
+def cluster_of_three(mark: str) -> Iterator[Any]:
+    """A head, which stays, and room for two nodes beside it; its processes carry `mark`."""
+    from ray.cluster_utils import Cluster
+
+    before = dict(os.environ)
+    os.environ.update(QUICK | {MARK: mark, "PYTHONPATH": str(ROOT)})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def chaos(kills: int, mean_seconds: float, seed: int, store: str, limit: int, kinds: Sequence[str] = ()) -> Site:
+    """Run it; AssertionError where the sweep is not whole. `kinds` in order, or at random."""
+    mark, chance = uuid.uuid4().hex, random.Random(seed)
+    order = iter(kinds) if kinds else iter(lambda: chance.choice(KINDS), None)
+    with cluster_of_three(mark) as cluster:
+        site = Site(cluster, store, mark, limit, chance)
+        try:
+            disturb(site, order, kills, mean_seconds)
+            say(f"{kills} kills ({dict(site.kills)}); now to the end")
+            site.finish(1800)
+        finally:
+            site.driver.kill()
+        left = left_after(END_SECONDS, mark, "ray::Host")
+        assert not left, f"actors outlived their driver: {left}"
+    left = left_after(END_SECONDS, mark)
+    assert not left, f"processes are left: {left}"
+    return site
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=32, help="rows to begin with")
+    parser.add_argument("store", nargs="?", help="store=FOLDER; a temporary one by default")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = (asked.store or f"store={folder}/chaos").removeprefix("store=")
+        began = time.monotonic()
+        site = chaos(asked.kills, 60 * asked.minutes / asked.kills, asked.seed, store, asked.limit)
+        found = decoded(store)
+        say(f"{len(found)} samples, each recorded once; {time.monotonic() - began:.0f} s; now the undisturbed run")
+        assert found == undisturbed(f"{folder}/undisturbed", site.limit), "results differ from an undisturbed run"
+    say(json.dumps({"kills": dict(site.kills), "samples": len(found), "equal": True, "processes left": 0}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

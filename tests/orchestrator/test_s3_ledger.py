@@ -1,0 +1,224 @@
+"""A sweep whose ledger is on a real S3 server: the same records as in a folder, whatever the network does."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launch
+from orchestrator import lease, ledger, segments
+from orchestrator.errors import UserError
+from orchestrator.executors import InlineExecutor
+from orchestrator.lease import LeaseLost
+from orchestrator.ledger import Ledger, holder, read_sweep
+from tests.orchestrator.conftest import drive
+from tests.orchestrator.fakes import Fakes
+from tests.orchestrator.test_driver import Recorder
+from tests.orchestrator.test_ledger import decode
+from workers.store import open_store, place
+
+pytest_plugins = ["tests.s3"]
+SWEEP = place("s3://bucket/runs/quickstart")
+INLINE = (
+    "workers.executor=inline",
+    "mlflow=null",
+    "limit=2",
+    "budgets=[0,8]",
+    "temperatures=[0]",
+    "store=s3://bucket/runs",
+)
+
+
+@pytest.fixture(autouse=True)
+def small(s3, tmp_path, monkeypatch):
+    """Segments of five records, a lease that is soon taken over, and an empty folder to stand in."""
+    monkeypatch.setattr(ledger, "SYNC_RECORDS", 5)
+    for name, seconds in (("TTL", 1.0), ("RENEW_SECONDS", 0.1), ("LOOK_SECONDS", 0.2)):
+        monkeypatch.setattr(lease, name, seconds)
+    monkeypatch.chdir(tmp_path)
+
+
+def stored(folder):
+    return sorted(json.dumps(dict(record), sort_keys=True) for record in Ledger(folder).records())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_under_faults_of_every_kind_the_records_are_those_of_an_undisturbed_sweep_each_once(s3, folder, seed):
+    drive(Fakes(), folder, "limit=6")
+    chance = random.Random(seed)
+    kinds = ["500", "503", "torn", "lost"]
+    s3.fault = lambda method, path: chance.choice(kinds) if chance.random() < 0.3 else None
+    assert drive(Fakes(), SWEEP, "limit=6").exit_code == 0
+    s3.fault = lambda method, path: None
+    assert stored(SWEEP) == stored(folder)
+    assert len(s3.seen) > 20
+
+
+def test_a_server_that_falls_silent_is_asked_again(s3):
+    silent = ["silence"]
+    s3.fault = lambda method, path: silent.pop() if silent and method == "PUT" and "segments" in path else None
+    assert drive(Fakes(), SWEEP).exit_code == 0
+    assert silent == []
+
+
+def failing_on_segments(s3, kind):
+    s3.fault = lambda method, path: kind if method == "PUT" and "segments" in path else None
+
+
+def test_a_run_outlives_an_outage_and_says_so_once(s3):
+    said, failing_on = [], iter(["expired"] * 2)
+    s3.fault = lambda method, path: next(failing_on, None) if method == "PUT" and "segments" in path else None
+    clock = iter(range(100, 100_000, 3))
+    assert drive(Fakes(), SWEEP, "limit=12", said=said, clock=lambda: next(clock)).exit_code == 0
+    assert len(Ledger(SWEEP).results()) == 60
+    assert len(said) == 1
+    assert re.match(r"s3://bucket/.*ExpiredToken.*; the credentials have expired; renew .*; decoding goes on", said[0])
+
+
+@pytest.mark.parametrize(("kind", "remedy"), [("expired", "aws sso login"), ("wrong", "AWS_PROFILE"), ("503", "")])
+def test_what_could_not_be_sent_is_kept_and_the_next_run_on_this_machine_sends_it(s3, tmp_path, kind, remedy):
+    failing_on_segments(s3, kind)
+    mirror = Recorder()
+    with pytest.raises(UserError, match=rf"s3://bucket.*{remedy}.*records that are not there yet are kept in .*jsonl"):
+        drive(Fakes(), SWEEP, mirror=mirror)
+    assert mirror.decodes == []  # nothing was durable
+    s3.fault = lambda method, path: None
+    assert len(Ledger(SWEEP).results()) == 0
+    again = Fakes()
+    outcome = drive(again, SWEEP)
+    assert (outcome.ran, outcome.exit_code, again.journal) == (0, 0, [])
+    assert len(Ledger(SWEEP).results()) == 15
+    assert not list((tmp_path / "cache").glob("ledgers/*/journals/*"))
+
+
+def test_another_machine_decodes_again_what_never_arrived_and_late_records_are_ignored(s3, monkeypatch, tmp_path):
+    failing_on_segments(s3, "expired")
+    with pytest.raises(UserError):
+        drive(Fakes(), SWEEP)
+    s3.fault = lambda method, path: None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("SPOT_CACHE", str(tmp_path / "other machine"))
+        assert drive(Fakes(), SWEEP).ran == 15
+    before = stored(SWEEP)
+    assert drive(Fakes(), SWEEP).ran == 0
+    assert stored(SWEEP) == before
+
+
+def test_a_second_driver_is_turned_away_by_name_and_touches_nothing(s3, capsys):
+    with Ledger.write(SWEEP, 0.0) as first:
+        first.append(decode("r0"))
+        s3.seen.clear()
+        assert launch.main(["run", "quickstart", *INLINE], Fakes().backend()) == 2
+        assert f"process {os.getpid()}); wait for it, or stop it" in capsys.readouterr().err
+        assert {path.partition("?")[0] for method, path in s3.seen if method == "PUT"} == {
+            "/bucket/runs/quickstart/lease"
+        }
+        assert str(os.getpid()) in holder(SWEEP)
+    assert holder(SWEEP) is None
+
+
+PROGRAM = """
+import os, sys
+from orchestrator.ledger import Ledger
+from workers.store import open_store, place
+ledger = Ledger.write(place(sys.argv[1]), 0.0)
+for row in ("r0", "r1"):
+    ledger.append({"kind": "decode", "cell": "c", "row": row, "status": "ok", "attempt": 1})
+    ledger.sync(0.0, force=row == "r0")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_after_a_kill_the_same_machine_goes_on_at_once_and_has_what_was_not_sent(monkeypatch):
+    killed = subprocess.run([sys.executable, "-c", PROGRAM, str(SWEEP)], cwd=Path(__file__).parents[2], check=False)
+    assert killed.returncode == -9
+    assert {row for _, row in Ledger(SWEEP).results()} == {"r0"}
+    assert holder(SWEEP) is None
+    monkeypatch.setattr(lease.time, "sleep", pytest.fail)
+    with Ledger.write(SWEEP, 0.0) as again:
+        assert {row for _, row in again.results()} == {"r0", "r1"}
+    assert {row for _, row in Ledger(SWEEP).results()} == {"r0", "r1"}
+    assert len(list(Ledger(SWEEP).records())) == 2
+
+
+def test_a_driver_that_was_cut_off_writes_nothing_more_and_says_who_took_over(s3, monkeypatch):
+    monkeypatch.setattr(lease.Lease, "keep", lambda self: None)  # its renewals do not get through
+    fakes, mirror, others = Fakes(), Recorder(), []
+
+    class CutOff(InlineExecutor):
+        def wait(self, seconds):
+            if len(fakes.journal) == 2 and not others:
+                monkeypatch.setattr(segments, "this_process", lambda: lease.Holder("other", 5, "", "", "b"))
+                others.append(Ledger.write(SWEEP, 0.0))
+            return super().wait(seconds)
+
+    with pytest.raises(
+        LeaseLost, match="this driver was cut off and its sweep taken over by other, process 5; it stops"
+    ):
+        drive(fakes, SWEEP, "limit=6", mirror=mirror, make_executor=lambda: CutOff(fakes.make_worker))
+    assert mirror.status is None  # the other's to say
+    assert set(Ledger(SWEEP).results()) == set(others[0].results())
+    others[0].close()
+
+
+def test_a_sweep_is_copied_to_s3_and_back_as_files(s3, folder, tmp_path):
+    drive(Fakes(), folder)
+    there, back = open_store(SWEEP / "segments"), open_store(tmp_path / "back" / "segments")
+    there.put("001.jsonl", (folder / "segments" / "001.jsonl").read_bytes())
+    there.put("notes.txt", b"not a segment")
+    assert drive(Fakes(), SWEEP, "limit=4").ran == 5
+    assert drive(Fakes(), SWEEP, "limit=5").ran == 5
+    for name in there.names():
+        back.put(name, there.get(name))
+    assert drive(Fakes(), tmp_path / "back", "limit=6").ran == 5
+    assert len(Ledger(tmp_path / "back").results()) == 30
+
+
+def test_every_verb_works_on_s3(s3, tmp_path, monkeypatch, capsys):
+    print_results = launch._print_results
+    monkeypatch.setattr(launch, "_print_results", lambda console, folder: None)
+
+    def run(*arguments, fakes=None):
+        status = launch.main(arguments, (fakes or Fakes()).backend())
+        return status, " ".join(capsys.readouterr().out.split())
+
+    assert run("run", "quickstart", *INLINE)[0] == 0
+    assert read_sweep(SWEEP).config["store"] == "s3://bucket/runs"
+    status, said = run("status", "quickstart", "store=s3://bucket/runs")
+    assert (status, "6/6 samples, 0 failed, 2 texts scored; no driver is running" in said) == (0, True)
+    monkeypatch.setattr(launch, "_print_results", print_results)
+    assert "report: s3://bucket/runs/quickstart/report.html" in run("report", "s3://bucket/runs/quickstart")[1]
+    monkeypatch.setattr(launch, "_print_results", lambda console, folder: None)
+    again = Fakes()
+    status, said = run("resume", str(SWEEP), fakes=again)
+    assert (status, again.journal, "nothing to decode" in said) == (0, [], True)
+    longer = Fakes()
+    assert run("resume", str(SWEEP), "limit=3", fakes=longer)[0] == 0
+    assert len(longer.journal) == 1
+    assert "scored 3 texts" in run("rescore", str(SWEEP), "--all")[1]
+    assert "9 samples, 0 to run" in run("plan", "quickstart", *INLINE, "limit=3")[1]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "status", "resume"])
+def test_what_s3_refuses_is_one_line_that_names_the_remedy(verb, s3, capsys):
+    wrong = (
+        [text.replace("bucket", "nowhere") for text in INLINE] if verb in ("run", "plan") else ["store=s3://nowhere/x"]
+    )
+    assert launch.main([verb, "quickstart", *wrong], Fakes().backend()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "s3://nowhere/" in error
+    assert "create the bucket, or name another one" in error
+
+
+def test_a_sweep_that_is_not_there_is_named_beside_those_that_are(capsys):
+    launch.main(["run", "quickstart", *INLINE], Fakes().backend())
+    capsys.readouterr()
+    assert launch.main(["resume", "never", "store=s3://bucket/runs"]) == 2
+    assert "no such sweep in s3://bucket/runs and no such grid; sweeps: quickstart" in capsys.readouterr().err
