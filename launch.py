@@ -383,16 +383,27 @@ DASHBOARD = "http://127.0.0.1:8265"  # where `ray dashboard` and `kubectl port-f
 
 
 @app.command()
-def submit(grid: GridName, overrides: Overrides = None, address: AddressOption = DASHBOARD) -> None:
-    """Run a grid on a cluster, its driver on the head node: code and configs are shipped, this machine may go."""
+def submit(
+    context: typer.Context,
+    grid: GridName,
+    overrides: Overrides = None,
+    address: AddressOption = DASHBOARD,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid on a cluster, its driver on the head node: code and configs are shipped, this machine may go.
+
+    JSON: sweep, job.
+    """
     from orchestrator import submit as jobs
 
+    answer = context.with_resource(answering(as_json))
     config, source = configs.load(grid, overrides or [])
     client = jobs.connect(address)
     jobs.check_versions(client)
     job = jobs.submit(client, grid, config, source, overrides or [])
     where = [] if address == DASHBOARD else ["--address", address]
     _print(Console(), f"submitted as {job}; follow it with: {_command('logs', config.name, *where)}")
+    answer.update(sweep=config.name, job=job)
 
 
 @app.command()
@@ -413,14 +424,19 @@ def logs(name: SweepName, address: AddressOption = DASHBOARD) -> None:
 
 
 @app.command()
-def stop(name: SweepName, address: AddressOption = DASHBOARD) -> None:
-    """Stop a submitted sweep as Ctrl-C does: what is decoded is recorded, and `submit` goes on with it."""
+def stop(context: typer.Context, name: SweepName, address: AddressOption = DASHBOARD, as_json: AsJson = False) -> None:
+    """Stop a submitted sweep as Ctrl-C does: what is decoded is recorded, and `submit` goes on with it.
+
+    JSON: job, status.
+    """
     from orchestrator import submit as jobs
 
+    answer = context.with_resource(answering(as_json))
     client = jobs.connect(address)
     job = jobs.find(client, _submitted(name))
     how = jobs.ended(client, job) or jobs.stop(client, job)
     _print(Console(), f"{job.submission_id}: {how}")
+    answer.update(job=job.submission_id, status=how)
 
 
 def _submitted(name: str) -> str:
@@ -716,19 +732,25 @@ def decode(
 
 
 @app.command()
-def doctor(grid: GridName = "quickstart", overrides: Overrides = None) -> None:
+def doctor(
+    context: typer.Context, grid: GridName = "quickstart", overrides: Overrides = None, as_json: AsJson = False
+) -> None:
     """Whether a grid would run on this machine: what it needs, a line each, with the remedy for what is wrong.
 
     Exit code 1 if anything that the grid needs is wrong.
+
+    JSON: findings ([{name, state, said}]).
     """
     from orchestrator.doctor import examine
 
+    answer = context.with_resource(answering(as_json))
     config, source = configs.load(grid, overrides or [])
-    console, well = Console(), True
+    console, found = Console(), []
     for finding in examine(config, source):
         _print(console, finding.line)
-        well = well and finding.state != "bad"
-    raise typer.Exit(int(not well))
+        found.append(finding)
+    answer.update(findings=[asdict(finding) for finding in found])
+    raise typer.Exit(int(any(finding.state == "bad" for finding in found)))
 
 
 @app.command()

@@ -40,8 +40,8 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The finding as it is printed, without the secrets of an address."""
-        return f"{self.state:5}{self.name:9}{SECRET.sub('', ' '.join(self.said.split()))}"
+        """The finding as it is printed."""
+        return f"{self.state:5}{self.name:9}{self.said}"
 
 
 class Wrong(Exception):
@@ -69,11 +69,12 @@ def examine(config: Config, source: Source) -> Iterator[Finding]:
 
 def _finding(name: str, matters: bool, check: Callable[[], str]) -> Finding:
     try:
-        return Finding(name, "ok", check())
+        state, said = "ok", check()
     except (Wrong, UserError) as error:
-        return Finding(name, "bad" if matters else "note", str(error))
+        state, said = "bad" if matters else "note", str(error)
     except Exception as error:  # the border: whatever a broken installation raises
-        return Finding(name, "bad", f"{one_line(error)}; install the project anew, with: make")
+        state, said = "bad", f"{one_line(error)}; install the project anew, with: clusters/setup.sh"
+    return Finding(name, state, SECRET.sub("", " ".join(said.split())))
 
 
 # ---- the device
@@ -144,21 +145,24 @@ def ray_room(config: Config, source: Source) -> str:
 
 
 def store(where: str) -> str:
-    """That a file of one's own can be written, read and deleted."""
-    from workers.store import open_store
+    """That a file of one's own can be written, read and deleted; on S3, that of two writers of one name one wins."""
+    from workers.store import S3Store, open_store
 
     content = b"launch.py doctor"
     try:
         mine = open_store(f"{where}/doctor-{uuid4().hex}")
         mine.put("probe", content)
         same = mine.get("probe") == content
+        twice = isinstance(mine, S3Store) and mine.create("probe", content) is not None
         mine.clear()
     except (OSError, ValueError) as error:
         if where.startswith("s3://"):
-            remedy = "check the profile or role (aws sts get-caller-identity) against clusters/aws/account.yaml"
+            remedy = "clusters/aws/account.yaml has the rights that a role needs"
         else:
             remedy = "make it writable, or choose another: store=FOLDER or store=s3://BUCKET/PREFIX"
         raise Wrong(f"{where}: {getattr(error, 'strerror', None) or error}", remedy) from None
+    if twice:
+        raise Wrong(f"{where}: If-None-Match is not heeded, so two drivers could share a sweep", "use another server")
     if not same:
         raise Wrong(f"{where}: what is read is not what was written", "choose another store")
     return f"{where}: written, read and deleted"
@@ -221,8 +225,10 @@ def _missing(config: Config) -> Iterator[tuple[str, str, str, str | None]]:
 
 def _uncached(config: Config) -> list[str]:
     from workers.models import held
+    from workers.weights import is_s3
 
-    entries = {name: {"revision": None, "size": None, **entry} for name, entry in config.model.items()}
+    hubs = {name: entry for name, entry in config.model.items() if not is_s3(entry["path"])}
+    entries = {name: {"revision": None, "size": None, **entry} for name, entry in hubs.items()}
     return [name for name, where in held(entries).items() if where.startswith(("not", "partly"))]
 
 

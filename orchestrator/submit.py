@@ -73,6 +73,9 @@ def submit(client: Any, grid: str, config: Config, source: Source, overrides: Se
     if "://" not in config.store and not Path(config.store).is_absolute():
         wrong = f"{config.store!r} would be lost with the job; s3://BUCKET/PREFIX, or the head node's own /FOLDER"
         raise source.error("store", f"{wrong}, expected")
+    if (config.mlflow or "").startswith("sqlite:///") and not (config.mlflow or "").startswith("sqlite:////"):
+        wrong = f"{config.mlflow!r} would be lost with the job; the address of a server (clusters/mlflow.sh), or null"
+        raise source.error("mlflow", f"{wrong}, expected")
     if job := _running(client, config.name):
         wrong = f"{config.name} is at work on the cluster as {job.submission_id}; follow it with: launch.py logs"
         raise UserError(COMMAND_LINE, "submit", wrong)

@@ -1,5 +1,6 @@
 """`launch.py doctor`: with each thing broken in turn its line, and no other, turns and says what to do."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -47,8 +48,9 @@ def test_on_a_sound_machine_every_line_is_ok(tmp_path):
 def test_the_exit_code_says_whether_all_is_well(tmp_path, capsys):
     assert main(["doctor", "quickstart", f"store={tmp_path}"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(NAMES)
-    assert main(["doctor", "quickstart", f"store={tmp_path}", "mlflow=http://127.0.0.1:9"]) == 1
-    assert "bad  MLflow" in capsys.readouterr().out
+    assert main(["doctor", "quickstart", f"store={tmp_path}", "mlflow=http://127.0.0.1:9", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["name"] for finding in findings if finding["state"] == "bad"] == ["MLflow"]
 
 
 def test_a_grid_that_cannot_be_is_refused_before_anything_is_looked_at(capsys):
@@ -61,6 +63,20 @@ def test_a_store_that_cannot_be_written(tmp_path):
     lines = turned(examined(tmp_path, f"store={tmp_path / 'file' / 'runs'}"))
     assert list(lines) == ["store"]
     assert "Not a directory; make it writable, or choose another: store=FOLDER" in lines["store"]
+
+
+@pytest.mark.parametrize(("heeds", "lines"), [(True, []), (False, ["store"])])
+def test_a_store_on_s3_has_to_let_one_writer_win(tmp_path, monkeypatch, heeds, lines):
+    from workers.store import S3Store
+
+    files = {}
+    monkeypatch.setattr(S3Store, "put", lambda self, name, data: files.update({name: data}))
+    monkeypatch.setattr(S3Store, "get", lambda self, name: files[name])
+    monkeypatch.setattr(S3Store, "create", lambda self, name, data: None if heeds and name in files else "etag")
+    monkeypatch.setattr(S3Store, "clear", lambda self: files.clear())
+    found = turned(examined(tmp_path, "store=s3://bucket/sweeps", "mlflow=null"))
+    assert list(found) == lines
+    assert all("two drivers could share a sweep" in line for line in found.values())
 
 
 def test_an_mlflow_that_does_not_answer(tmp_path):

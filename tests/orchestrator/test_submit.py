@@ -52,7 +52,7 @@ def job(sweep, start, terminal):
 
 
 def submitted(client, *overrides, grid="quickstart"):
-    config, source = load(grid, overrides)
+    config, source = load(grid, ["mlflow=null", *overrides])
     return jobs.submit(client, grid, config, source, overrides)
 
 
@@ -61,12 +61,12 @@ def submitted(client, *overrides, grid="quickstart"):
 
 def test_the_driver_is_asked_to_run_the_same_grid_on_the_cluster_it_is_on():
     client = FakeClient()
-    name = submitted(client, "store=/sweeps", "budgets=[0, 8]")
+    name = submitted(client, "store=s3://bucket/sweeps", "budgets=[0, 8]")
     assert name.startswith("quickstart-2")
     assert client.asked["entrypoint"] == (
-        f"bash clusters/driver.sh quickstart {GRID} store=/sweeps 'budgets=[0, 8]' workers.address=auto"
+        f"bash clusters/driver.sh quickstart {GRID} store=s3://bucket/sweeps 'budgets=[0, 8]' workers.address=auto"
     )
-    assert client.asked["metadata"] == {"sweep": "quickstart", "store": "/sweeps"}
+    assert client.asked["metadata"] == {"sweep": "quickstart", "store": "s3://bucket/sweeps"}
 
 
 def test_an_address_of_ones_own_is_left_alone():
@@ -109,6 +109,12 @@ def test_code_configs_and_assets_are_shipped_and_nothing_else(tmp_path, monkeypa
 def test_a_store_that_would_go_with_the_job_is_refused():
     with pytest.raises(UserError, match="store: 'runs' would be lost with the job; s3://BUCKET/PREFIX"):
         submitted(FakeClient())
+
+
+def test_an_mlflow_that_would_go_with_the_job_is_refused():
+    with pytest.raises(UserError, match="would be lost with the job"):
+        submitted(FakeClient(), "store=s3://bucket/sweeps", "mlflow=sqlite:///runs/mlflow.db")
+    assert submitted(FakeClient(), "store=/sweeps", "mlflow=sqlite:////sweeps/mlflow.db")
 
 
 def test_a_grid_outside_of_what_is_shipped_is_refused(tmp_path):
