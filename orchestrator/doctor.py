@@ -176,6 +176,8 @@ def mlflow(uri: str | None) -> str:
         return f"{uri}, {'there' if Path(uri.removeprefix('sqlite:///')).is_file() else 'made by the first sweep'}"
     try:
         (_server if uri.startswith("http") else _database)(uri)
+    except ModuleNotFoundError as error:
+        raise Wrong(f"{uri}: {error}", f"pip install {error.name}, the database's driver") from None
     except Exception as error:  # whatever a client or a database driver raises
         remedy = "start it (clusters/mlflow.sh), or sweep on and bring it up later with: launch.py sync NAME"
         raise Wrong(f"{uri} does not answer ({one_line(error)})", remedy) from None

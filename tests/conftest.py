@@ -26,7 +26,18 @@ def no_bubblewrap() -> str | None:
 
 def no_cluster_tools() -> str | None:
     missing = [name for name in ("cfnlint", "kubernetes_validate", "openapi_spec_validator") if not find_spec(name)]
-    return f"no {', '.join(missing)}; pip install -e '.[clusters]'" if missing else None
+    return f"no {', '.join(missing)}; pip install -e '.[services]'" if missing else None
+
+
+def postgres_program(name: str) -> str | None:
+    """Debian keeps PostgreSQL's own programs out of the PATH."""
+    return next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None) or shutil.which(name)
+
+
+def no_postgres() -> str | None:
+    if not postgres_program("initdb"):
+        return "no initdb; Debian's postgresql has it"
+    return None if find_spec("psycopg") else "no psycopg; pip install -e '.[services]'"
 
 
 def no_slurm() -> str | None:
@@ -37,6 +48,7 @@ def no_slurm() -> str | None:
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
+    "postgres": no_postgres,
     "slurm": no_slurm,
 }
 """Why a service cannot be used here, None if it can."""
