@@ -220,6 +220,32 @@ def test_the_job_has_the_cluster_of_the_cluster_file_and_everything_it_mounts():
     assert cluster["spec"]["workerGroupSpecs"][0]["minReplicas"] == 0
 
 
+@pytest.mark.parametrize("kind", ["aws", "kuberay"])
+def test_a_driver_on_the_head_knows_which_machines_may_come(kind, monkeypatch, tmp_path):
+    """From zero: a sweep is refused where its workers have no place, and waits where they will have one."""
+    from orchestrator import fleet
+    from orchestrator.config import Workers
+
+    if kind == "aws":
+        config = yaml.safe_load((CLUSTERS / "aws/cluster.yaml").read_text())
+        for name in ("gpu", "gpu-spot"):  # as Ray fills them in for p5.48xlarge
+            config["available_node_types"][name]["resources"] = {"CPU": 192, "GPU": 8}
+        machines = 9 * [{"CPU": 192, "GPU": 8}]
+    else:
+        (held,) = (d for d in documents(CLUSTERS / "kuberay/store.yaml") if d["kind"] == "ConfigMap")
+        config = yaml.safe_load(held["data"]["machines"])
+        (group,) = documents(CLUSTERS / "kuberay/cluster.yaml")[0]["spec"]["workerGroupSpecs"]
+        (asked,) = (container["resources"] for container in group["template"]["spec"]["containers"])
+        one = {"CPU": int(asked["requests"]["cpu"]), "GPU": int(asked["limits"]["nvidia.com/gpu"])}
+        machines = group["maxReplicas"] * [one]
+    monkeypatch.setattr(fleet, "LAUNCHED", tmp_path / "file")
+    monkeypatch.setattr("ray._private.state.state.get_cluster_config", lambda: None)
+    assert fleet.startable(Workers(address="auto")) == []
+    (tmp_path / "file").write_text(yaml.safe_dump(config))
+    assert fleet.startable(Workers(address="auto")) == machines
+    assert fleet.startable(Workers()) == []
+
+
 def test_the_manifests_have_the_ray_that_the_project_is_tested_with():
     (pinned,) = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert documents(CLUSTERS / "kuberay/cluster.yaml")[0]["spec"]["rayVersion"] == pinned
