@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.config import ROOT
+from orchestrator.config import ROOT, load
 from tests.conftest import SHARED
 
 CLUSTERS = ROOT / "clusters"
@@ -271,4 +271,6 @@ def test_the_commands_that_the_files_name_are_of_files_that_exist():
 def test_the_grid_that_the_manifest_runs_is_a_command_line():
     (job,) = documents(CLUSTERS / "kuberay/job.yaml")
     words = shlex.split(job["spec"]["entrypoint"])
-    assert words[:3] == ["python", "launch.py", "run"]
+    assert words[:3] == ["python", "/spot/launch.py", "run"]
+    config, _ = load(words[3], words[4:])
+    assert (config.name, config.store, config.workers.count) == ("sdar-8b-t0", "s3://BUCKET/sweeps", 8)
