@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
+SERVICES := bwrap munged sbatch slurmctld slurmd
 
 .PHONY: sweep test test-services lint lock
 
@@ -11,11 +12,14 @@ sweep: $(INSTALLED)
 
 test: lint
 	$(VENV)/bin/python -m pytest -m "not ray" -n 2 --dist loadfile
-	$(VENV)/bin/python -m pytest -m ray
+	$(VENV)/bin/python -m pytest -m "ray and not service"
 
 test-services: $(INSTALLED)
-	command -v bwrap || { SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap; }
-	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m service -n 2
+	$(foreach tool,$(SERVICES),command -v $(tool) &&) ls /usr/lib/postgresql/*/bin/initdb || \
+		{ SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap munge postgresql slurm-wlm; }
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,services]'
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and not ray" -n 2 --dist loadfile
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and ray"
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -374,6 +374,77 @@ def rescore(
     raise typer.Exit(int(found.counts.errors > 0))
 
 
+# ---- on a cluster that goes on without this machine
+
+
+AddressOption = Annotated[
+    str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the cluster's head node.")
+]
+DASHBOARD = "http://127.0.0.1:8265"  # where `ray dashboard` and `kubectl port-forward` bring it
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    grid: GridName,
+    overrides: Overrides = None,
+    address: AddressOption = DASHBOARD,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid on a cluster, its driver on the head node: code and configs are shipped, this machine may go.
+
+    JSON: sweep, job.
+    """
+    from orchestrator import submit as jobs
+
+    answer = context.with_resource(answering(as_json))
+    config, source = configs.load(grid, overrides or [])
+    client = jobs.connect(address)
+    jobs.check_versions(client)
+    job = jobs.submit(client, grid, config, source, overrides or [])
+    where = [] if address == DASHBOARD else ["--address", address]
+    _print(Console(), f"submitted as {job}; follow it with: {_command('logs', config.name, *where)}")
+    answer.update(sweep=config.name, job=job)
+
+
+@app.command()
+def logs(name: SweepName, address: AddressOption = DASHBOARD) -> None:
+    """Follow what the driver of a submitted sweep says, to its end. Exit code 0 if it succeeded."""
+    from orchestrator import submit as jobs
+
+    client = jobs.connect(address)
+    job = jobs.find(client, _submitted(name))
+    try:
+        jobs.follow(client, job, partial(print, end="", flush=True))
+    except KeyboardInterrupt:
+        print("the sweep goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    how = jobs.ended(client, job)
+    _print(Console(stderr=True), f"{job.submission_id}: {how}")
+    raise typer.Exit(int(how != "SUCCEEDED"))
+
+
+@app.command()
+def stop(context: typer.Context, name: SweepName, address: AddressOption = DASHBOARD, as_json: AsJson = False) -> None:
+    """Stop a submitted sweep as Ctrl-C does: what is decoded is recorded, and `submit` goes on with it.
+
+    JSON: job, status.
+    """
+    from orchestrator import submit as jobs
+
+    answer = context.with_resource(answering(as_json))
+    client = jobs.connect(address)
+    job = jobs.find(client, _submitted(name))
+    how = jobs.ended(client, job) or jobs.stop(client, job)
+    _print(Console(), f"{job.submission_id}: {how}")
+    answer.update(job=job.submission_id, status=how)
+
+
+def _submitted(name: str) -> str:
+    """The sweep's name, which the grid of that name may set."""
+    return configs.load(name, [])[0].name if configs.find_grid(name) is not None else name
+
+
 # ---- looking at a sweep
 
 
@@ -659,6 +730,28 @@ def decode(
 
 
 # ---- a new machine
+
+
+@app.command()
+def doctor(
+    context: typer.Context, grid: GridName = "quickstart", overrides: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Whether a grid would run on this machine: what it needs, a line each, with the remedy for what is wrong.
+
+    Exit code 1 if anything that the grid needs is wrong.
+
+    JSON: findings ([{name, state, said}]).
+    """
+    from orchestrator.doctor import examine
+
+    answer = context.with_resource(answering(as_json))
+    config, source = configs.load(grid, overrides or [])
+    console, found = Console(), []
+    for finding in examine(config, source):
+        _print(console, finding.line)
+        found.append(finding)
+    answer.update(findings=[asdict(finding) for finding in found])
+    raise typer.Exit(int(any(finding.state == "bad" for finding in found)))
 
 
 @app.command()

@@ -5,11 +5,15 @@ Arithmetic, and the two questions to Ray that it needs: which nodes are alive, a
 
 from collections.abc import Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from orchestrator.config import Workers
 
 Machine = Mapping[str, float]  # its resources, as Ray names them: CPU, GPU, accelerator_type:A100
+LAUNCHED = Path("~/ray_bootstrap_config.yaml")  # on Kubernetes, clusters/kuberay/cluster.yaml puts one there
 ANY_NUMBER = 10_000  # of machines, where the autoscaler knows no bound
 
 
@@ -75,8 +79,22 @@ def startable(workers: Workers) -> list[Machine]:
     import ray
 
     config: Any = ray._private.state.state.get_cluster_config()
-    groups = () if config is None else config.node_group_configs
+    if config is None:
+        return _launched()
     found: list[Machine] = []
-    for group in groups:
+    for group in config.node_group_configs:
         found += [dict(group.resources)] * (group.max_count if group.max_count >= 0 else ANY_NUMBER)
     return found
+
+
+def _launched() -> list[Machine]:
+    """By the file that `ray up` leaves on a head node, whose autoscaler reports to nobody what it may start."""
+    file = LAUNCHED.expanduser()
+    config = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    kinds = config.get("available_node_types", {})
+    return [
+        machine
+        for name, kind in kinds.items()
+        if name != config["head_node_type"]
+        for machine in [kind["resources"]] * kind.get("max_workers", 0)
+    ]

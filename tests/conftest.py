@@ -4,11 +4,16 @@ Where there is none it skips, by that name; `make test-services`, which installs
 """
 
 import os
+import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from workers import sandbox
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"  # beside the project, where it is there
 
 
 def no_bubblewrap() -> str | None:
@@ -19,7 +24,33 @@ def no_bubblewrap() -> str | None:
     return None
 
 
-MISSING: dict[str, Callable[[], str | None]] = {"bubblewrap": no_bubblewrap}
+def no_cluster_tools() -> str | None:
+    missing = [name for name in ("cfnlint", "kubernetes_validate", "openapi_spec_validator") if not find_spec(name)]
+    return f"no {', '.join(missing)}; pip install -e '.[services]'" if missing else None
+
+
+def postgres_program(name: str) -> str | None:
+    """Debian keeps PostgreSQL's own programs out of the PATH."""
+    return next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None) or shutil.which(name)
+
+
+def no_postgres() -> str | None:
+    if not postgres_program("initdb"):
+        return "no initdb; Debian's postgresql has it"
+    return None if find_spec("psycopg") else "no psycopg; pip install -e '.[services]'"
+
+
+def no_slurm() -> str | None:
+    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if not shutil.which(name)]
+    return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
+
+
+MISSING: dict[str, Callable[[], str | None]] = {
+    "bubblewrap": no_bubblewrap,
+    "cluster-tools": no_cluster_tools,
+    "postgres": no_postgres,
+    "slurm": no_slurm,
+}
 """Why a service cannot be used here, None if it can."""
 
 

@@ -1,0 +1,279 @@
+"""Submitting a sweep: what is shipped, what is refused, and a driver that needs this machine no longer."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch import main
+from orchestrator import submit as jobs
+from orchestrator.config import ROOT, load
+from orchestrator.errors import UserError
+from orchestrator.ledger import Ledger
+
+GRID = "configs/grid/quickstart.yaml"
+
+
+class FakeClient:
+    """The part of Ray's client that is used, over jobs in a list."""
+
+    def __init__(self, ray=None, python=None, submitted=()):
+        import platform
+
+        import ray as here
+
+        self.versions = {"rayVersion": ray or here.__version__, "pythonVersion": python or platform.python_version()}
+        self.jobs = [job(*one) for one in submitted]
+        self.asked = None
+
+    def _do_request(self, method, path):
+        assert (method, path) == ("GET", "/api/v0/cluster_metadata")
+        return SimpleNamespace(json=lambda: {"data": self.versions}, raise_for_status=lambda: None)
+
+    def list_jobs(self):
+        return self.jobs
+
+    def submit_job(self, **asked):
+        self.asked = asked
+        return asked["submission_id"]
+
+
+def job(sweep, start, terminal):
+    status = SimpleNamespace(is_terminal=lambda: terminal)
+    metadata = {"sweep": sweep} if sweep else None
+    return SimpleNamespace(metadata=metadata, start_time=start, status=status, submission_id=f"{sweep}-{start}")
+
+
+def submitted(client, *overrides, grid="quickstart"):
+    config, source = load(grid, ["mlflow=null", *overrides])
+    return jobs.submit(client, grid, config, source, overrides)
+
+
+# ---- what is asked of the cluster
+
+
+def test_the_driver_is_asked_to_run_the_same_grid_on_the_cluster_it_is_on():
+    client = FakeClient()
+    name = submitted(client, "store=s3://bucket/sweeps", "budgets=[0, 8]")
+    assert name.startswith("quickstart-2")
+    assert client.asked["entrypoint"] == (
+        f"bash clusters/driver.sh quickstart {GRID} store=s3://bucket/sweeps 'budgets=[0, 8]' workers.address=auto"
+    )
+    assert client.asked["metadata"] == {"sweep": "quickstart", "store": "s3://bucket/sweeps"}
+
+
+def test_an_address_of_ones_own_is_left_alone():
+    client = FakeClient()
+    submitted(client, "store=/sweeps", "workers.address=10.0.0.1:6379")
+    assert client.asked["entrypoint"].count("workers.address") == 1
+
+
+def test_nothing_of_this_machines_environment_is_sent(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
+    client = FakeClient()
+    submitted(client, "store=/sweeps")
+    assert list(client.asked["runtime_env"]["env_vars"]) == ["RAY_JOB_STOP_WAIT_TIME_S"]
+    assert "mine" not in str(client.asked)
+
+
+def test_code_configs_and_assets_are_shipped_and_nothing_else(tmp_path, monkeypatch):
+    """By the rules of Ray's own packaging."""
+    from ray._private.runtime_env.packaging import create_package
+
+    shipped = ["launch.py", "configs/grid/a.yaml", "assets/tiny.safetensors", "workers/data/x.json", "clusters/a.sh"]
+    left = ["tests/test_a.py", ".git/HEAD", ".venv/bin/python", "runs/a/sweep.yaml", "data/a.jsonl", ".env", "a.pem"]
+    left += ["spot/__pycache__/a.pyc", ".mypy_cache/a", "configs/.env.local", "spot_sweeps.egg-info/PKG-INFO"]
+    for name in (*shipped, *left):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("content")
+    client = FakeClient()
+    submitted(client, "store=/sweeps")
+    asked = client.asked["runtime_env"]
+    assert asked["working_dir"] == str(ROOT)
+    package = tmp_path / "package.zip"
+    create_package(str(tmp_path), package, include_gitignore=True, excludes=[*asked["excludes"], package.name])
+    names = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
+    assert names == set(shipped)
+
+
+# ---- what is refused
+
+
+def test_a_store_that_would_go_with_the_job_is_refused():
+    with pytest.raises(UserError, match="store: 'runs' would be lost with the job; s3://BUCKET/PREFIX"):
+        submitted(FakeClient())
+
+
+def test_an_mlflow_that_would_go_with_the_job_is_refused():
+    with pytest.raises(UserError, match="would be lost with the job"):
+        submitted(FakeClient(), "store=s3://bucket/sweeps", "mlflow=sqlite:///runs/mlflow.db")
+    assert submitted(FakeClient(), "store=/sweeps", "mlflow=sqlite:////sweeps/mlflow.db")
+
+
+def test_a_grid_outside_of_what_is_shipped_is_refused(tmp_path):
+    shutil.copy(ROOT / GRID, tmp_path / "mine.yaml")
+    with pytest.raises(UserError, match="copy it to configs/grid"):
+        submitted(FakeClient(), "store=/sweeps", grid=str(tmp_path / "mine.yaml"))
+
+
+def test_a_sweep_that_is_at_work_is_not_started_twice():
+    busy = FakeClient(submitted=[("quickstart", 1, False), ("other", 2, False)])
+    with pytest.raises(UserError, match="quickstart is at work on the cluster as quickstart-1"):
+        submitted(busy, "store=/sweeps")
+    assert submitted(FakeClient(submitted=[("quickstart", 1, True)]), "store=/sweeps")
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"ray": "2.55.1"}, r"Ray 2\.\d+\.\d+ here, 2\.55\.1 on the cluster; install Ray 2\.55\.1 here, or"),
+        ({"python": "3.9.1"}, r"Python 3\.\d+ here, 3\.9 on the cluster; install Python 3\.9 here, or"),
+    ],
+)
+def test_other_versions_on_the_cluster_are_refused_in_one_line(versions, said):
+    with pytest.raises(UserError, match=said):
+        jobs.check_versions(FakeClient(**versions))
+    jobs.check_versions(FakeClient())
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:8265", "http://HEAD:8265, Ray's dashboard, expected"),
+        ("http://127.0.0.1:9", "no Ray at http://127.0.0.1:9 (ConnectionRefusedError"),
+    ],
+)
+def test_an_address_without_a_cluster_is_one_line_and_exit_code_2(address, said, capsys):
+    for verb in (["submit", "quickstart", "store=/sweeps"], ["logs", "quickstart"], ["stop", "quickstart"]):
+        assert main([*verb, "--address", address]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_the_newest_job_of_a_sweep_is_the_one_that_is_meant():
+    client = FakeClient(submitted=[("a", 3, True), ("a", 5, False), ("b", 9, True), (None, 10, False)])
+    assert jobs.find(client, "a").submission_id == "a-5"
+    with pytest.raises(UserError, match="submitted: a, b"):
+        jobs.find(client, "c")
+
+
+# ---- the driver's script, with a python that does as it is told
+
+
+@pytest.fixture
+def head(tmp_path):
+    """A head node's home and a project in it, with the scripts alone: no venv, so that no real Ray is ever called."""
+
+    class Head:
+        home, project, bin = tmp_path, tmp_path / "job", tmp_path / "bin"
+        kept = tmp_path / ".spot-sweeps"
+
+        def python(self, script, name="python"):
+            self.bin.mkdir(exist_ok=True)
+            (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+            (self.bin / name).chmod(0o755)
+
+        def script(self, name, *arguments):
+            env = {"PATH": f"{self.bin}:{os.defpath}", "HOME": str(self.home), "USER": "me"}
+            command = ["bash", f"clusters/{name}", *arguments]
+            return subprocess.Popen(command, cwd=self.project, env=env, stdout=subprocess.PIPE, text=True)
+
+    for script in (ROOT / "clusters").glob("*.sh"):
+        (tmp_path / "job" / "clusters").mkdir(parents=True, exist_ok=True)
+        shutil.copy(script, tmp_path / "job" / "clusters")
+    (tmp_path / "job" / "launch.py").write_text("the code as it was shipped")
+    return Head()
+
+
+def test_code_and_command_of_a_sweep_are_kept_while_its_driver_runs(head):
+    head.python('cat ~/.spot-sweeps/mine/launch.py ~/.spot-sweeps/mine/asked; echo; echo "$@"; exit 3')
+    driver = head.script("driver.sh", "mine", "grid.yaml", "budgets=[0, 8]")
+    said = driver.communicate()[0]
+    assert (
+        said == "the code as it was shippedgrid.yaml budgets=\\[0\\,\\ 8\\] \nlaunch.py run grid.yaml budgets=[0, 8]\n"
+    )
+    assert driver.returncode == 3
+    assert not (head.kept / "mine").exists()
+
+
+def test_a_driver_that_is_asked_to_stop_may_take_its_time(head):
+    head.python('trap "echo stopped; exit 143" TERM; echo ready; while :; do sleep 0.05; done')
+    driver = head.script("driver.sh", "mine", "grid.yaml")
+    assert driver.stdout.readline() == "ready\n"
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+    for pid in (driver.pid, *map(int, children)):  # as Ray does
+        os.kill(pid, signal.SIGTERM)
+    assert driver.communicate()[0] == "stopped\n"
+    assert driver.returncode == 143
+    assert not (head.kept / "mine").exists()
+
+
+def test_a_head_that_starts_anew_submits_what_it_left_unfinished(head):
+    head.python("cat >/dev/null", "crontab")
+    head.python('[ "$1" = start ] && echo "ray $*"', "ray")
+    for sweep in ("a", "b"):
+        (head.kept / sweep).mkdir(parents=True)
+        (head.kept / sweep / "asked").write_text(f"{sweep}.yaml budgets=\\[0\\,\\ 8\\] ")
+    head.python('echo "$(basename "$PWD")": "$@"; exit 2')
+    started = head.script("head.sh")
+    assert started.communicate()[0].splitlines() == [
+        "ray start --head --port=6379 --dashboard-host=127.0.0.1",
+        "a: launch.py submit a.yaml budgets=[0, 8]",
+        "b: launch.py submit b.yaml budgets=[0, 8]",
+    ]
+    assert started.returncode == 0
+
+
+# ---- really
+
+
+@pytest.mark.ray
+def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(tmp_path, monkeypatch, capfd):
+    """A cluster of three nodes on this machine, with one core each."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    port = 20000 + os.getpid() % 10000
+    cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": port})
+    try:
+        for _ in range(2):
+            cluster.add_node(**node)
+        address = f"http://127.0.0.1:{port}"
+        grid = ["drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "mlflow=null", f"store={tmp_path}"]
+        there = ["--address", address]
+        command = [sys.executable, "launch.py", "submit", "quickstart", "workers.count=2", *grid, *there]
+        subprocess.run([*command, "limit=1000"], cwd=ROOT, check=True)  # its process is gone after this
+        follower = subprocess.Popen([sys.executable, "launch.py", "logs", "quickstart", *there], cwd=ROOT)
+        _wait(lambda: Ledger(tmp_path / "quickstart").results())
+        follower.kill()
+        follower.wait()
+        assert subprocess.run([*command, "limit=1000"], cwd=ROOT).returncode == 2  # it is at work
+        assert main(["stop", "quickstart", *there]) == 0
+        assert "STOPPED" in capfd.readouterr().out
+        assert not (tmp_path / ".spot-sweeps" / "quickstart").exists()
+        time.sleep(1.0)  # two submissions within a second would have one name
+        assert main(["submit", "quickstart", "workers.count=2", "limit=4", *grid, *there]) == 0
+        assert main(["logs", "quickstart", *there]) == 0
+        followed = capfd.readouterr()
+        assert "report:" in followed.out
+        assert "SUCCEEDED" in followed.err
+        assert main(["status", "quickstart", f"store={tmp_path}"]) == 0
+        assert "8/8 samples" in capfd.readouterr().out
+    finally:
+        cluster.shutdown()
+
+
+def _wait(condition, seconds=180.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.2)
