@@ -131,6 +131,17 @@ def test_a_second_driver_is_turned_away_by_name_and_touches_nothing(s3, capsys):
     assert holder(SWEEP) is None
 
 
+def test_a_segment_whose_answer_never_came_is_no_sign_that_another_has_the_sweep(s3):
+    with Ledger.write(SWEEP, 0.0) as written:
+        written.append(decode("r0"))
+        failing_on_segments(s3, "lost")
+        assert written.sync(20.0) == []
+        s3.fault = lambda method, path: None
+        written.append(decode("r1"))
+        assert [record["row"] for record in written.sync(40.0)] == ["r0", "r1"]
+    assert [record["row"] for record in Ledger(SWEEP).records()] == ["r0", "r1"]
+
+
 def test_a_journal_of_which_all_was_sent_is_gone_with_the_next_run(tmp_path):
     killed = Ledger.write(SWEEP, 0.0)
     killed.append(decode("r0"))
