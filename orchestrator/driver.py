@@ -152,11 +152,12 @@ class Driver:
         self._signals, self._on_first_signal = [], lambda _: self._say("ending; once more to stop now")
         try:
             self._publish(force=True)
-        except BaseException:
-            status = "FAILED"
+        except BaseException as error:
+            status = "" if isinstance(error, LeaseLost) else "FAILED"
             raise
         finally:
-            self._mirror.finish(status)
+            if status:
+                self._mirror.finish(status)
 
     # ---- the loop
 

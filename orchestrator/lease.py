@@ -181,7 +181,10 @@ def _write(bucket: Bucket, holder: Holder, etag: str | None) -> str | None:
     written = bucket.create(NAME, holder.data) if etag is None else bucket.swap(NAME, holder.data, etag)
     if written is None:  # or it was written, the answer was lost, and the request sent again
         now = _read(bucket)
-        written = now[1] if now and now[0] == holder else None
+        if now and now[0] == holder:
+            return now[1]
+        if now and now[0].token == holder.token:  # an earlier renewal was written
+            return _write(bucket, holder, now[1])
     return written
 
 

@@ -254,7 +254,7 @@ class Ledger:
         if not (force or now - self._synced_at >= SYNC_SECONDS or (self._full and not self.trouble)):
             return []
         self._synced_at = now
-        if self._log is None or not self._unsynced:
+        if self._log is None or not (self._unsynced or force):
             return []
         try:
             self._log.sync()
@@ -313,15 +313,12 @@ class Ledger:
             self._results[intern(record["cell"]), intern(record["row"])] = _interned(record)
 
     def _take_left_over(self, log: Log, now: float) -> None:
-        found = False
         for line in log.left_over():
-            found = True
             record = json.loads(line)
             is_held = record["kind"] == "score" and self._scores.get(score_key(record)) == record
             if not is_held and self._takes(record):
                 self.append(record)
-        if found:
-            self.sync(now, force=True)
+        self.sync(now, force=True)
 
 
 def _interned(record: Record) -> dict[str, Any]:

@@ -259,8 +259,10 @@ class BucketLog:
 
     def _upload(self, data: bytes) -> None:
         name = segment_name(self._lease.holder.epoch, self._sequence + 1)
-        if self._segments.create(name, data) is None and self._segments.get(name) != data:
-            self._lease.lost = True  # sealed; the same data would be an earlier attempt's, whose answer was lost
+        if self._segments.create(name, data) is None:
+            data = self._segments.get(name)  # an earlier attempt's, whose answer was lost; empty, if it was sealed
+        if not data:
+            self._lease.lost = True
             self._lease.check()
         self._sequence += 1
         self._uploaded += len(data)

@@ -30,7 +30,7 @@ class Proxy(ThreadingHTTPServer):
     """Stands before the server at `port`. `fault` chooses what becomes of a request.
 
     A key of ERRORS is that answer. "silence" never answers; "torn" hangs up in the middle of the body; "lost" does what
-    is asked, and hangs up without an answer.
+    is asked, and hangs up without an answer; "cut" hangs up in the middle of its answer.
     """
 
     daemon_threads = True
@@ -70,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "lost":
             self.close_connection = True
             return
-        self._answer(status, headers, data)
+        self._answer(status, headers, data[: len(data) // 2] if fault == "cut" else data, len(data))
+        self.close_connection = self.close_connection or fault == "cut"
 
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         with self.server.one_at_a_time:
@@ -81,12 +82,12 @@ class Handler(BaseHTTPRequestHandler):
             connection.close()
         return found
 
-    def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], data: bytes, length: int | None = None) -> None:
         self.send_response_only(status)
         for name, value in headers.items():
             if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                 self.send_header(name, value)
-        self.send_header("Content-Length", headers.get("Content-Length", str(len(data))))
+        self.send_header("Content-Length", headers.get("Content-Length", str(length or len(data))))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -95,12 +96,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[Proxy]:
-    """A proxy with an empty server behind it."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    proxy = Proxy(server.get_host_and_port()[1])
+def proxy_before(port: int) -> Iterator[Proxy]:
+    """A proxy for the server at `port`."""
+    proxy = Proxy(port)
     threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield proxy
@@ -108,7 +106,25 @@ def serving() -> Iterator[Proxy]:
         proxy.ended.set()
         proxy.shutdown()
         proxy.server_close()
+
+
+@contextmanager
+def serving() -> Iterator[Proxy]:
+    """A proxy with an empty server, a thread of this process, behind it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        with proxy_before(server.get_host_and_port()[1]) as proxy:
+            yield proxy
+    finally:
         server.stop()
+
+
+def access(proxy: Proxy) -> dict[str, str]:
+    """The environment of who uses it."""
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+    return keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}"}
 
 
 @pytest.fixture(scope="session")
@@ -124,10 +140,8 @@ def s3(s3_server, tmp_path, monkeypatch) -> Iterator[Proxy]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SPOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_server.server_port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name, value in access(s3_server).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(store, "READ_SECONDS", 1)
     s3_server.fault = lambda method, path: None

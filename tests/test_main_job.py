@@ -77,7 +77,7 @@ def test_a_killed_driver_loses_nothing_that_resume_does_not_bring_back_the_same(
     assert crashed.wait(300) == -9
     before = len(decoded(tmp_path)) if what == "driver" else 0
     assert before == (7 if what == "driver" else 0)
-    assert launch.main(["resume", "quickstart", f"store={tmp_path}"]) == 0
+    assert launch.main(["resume", "quickstart", INLINE, f"store={tmp_path}"]) == 0
     assert decoded(tmp_path) == decoded(uninterrupted)
 
 

@@ -209,8 +209,7 @@ class S3Store:
     def start(self, name: str, size: int) -> bytes:
         """The first `size` bytes of a file, or all of a shorter one."""
         with self._errors(name):
-            content: bytes = self._client.get_object(**self._key(name), Range=f"bytes=0-{size - 1}")["Body"].read()
-            return content
+            return self._get(name, Range=f"bytes=0-{size - 1}")[1]
 
     def download(self, name: str, path: Path) -> None:
         """Write a file of any size to `path`."""
@@ -219,9 +218,20 @@ class S3Store:
 
     def read(self, name: str) -> Object:
         with self._errors(name):
-            answer = self._client.get_object(**self._key(name))
-            data = answer["Body"].read()
+            answer, data = self._get(name)
         return Object(data, answer["ETag"], _age(answer))
+
+    def _get(self, name: str, attempts: int = ATTEMPTS, **asked: str) -> tuple[dict[str, Any], bytes]:
+        """An object's answer and content. botocore makes a request again, but not for a body that breaks off."""
+        from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+
+        answer = self._client.get_object(**self._key(name), **asked)
+        try:
+            return answer, answer["Body"].read()
+        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+            if attempts == 1:
+                raise
+            return self._get(name, attempts - 1, **asked)
 
     def create(self, name: str, data: bytes) -> str | None:
         return self._put_if(name, data, IfNoneMatch="*")

@@ -141,6 +141,11 @@ def test_an_answer_that_is_lost_costs_nobody_the_lease():
         first.renew()
     first.renew()
     assert not first.lost
+    fault[:] = ["unheard"]
+    with pytest.raises(StoreError):
+        first.renew()
+    first.release()
+    assert holder(bucket) is None
 
 
 def test_a_store_that_ignores_if_none_match_is_refused():
@@ -219,6 +224,7 @@ class World:
                 self.end(who, held.holder.token, crash=action == "crash")
         except (LeaseLost, StoreError, UserError):
             if held.lost:
+                assert json.loads(self.lease.read("lease").data)["token"] != held.holder.token
                 self.end(who, held.holder.token, crash=True)
 
     def end(self, who, token, crash=True):

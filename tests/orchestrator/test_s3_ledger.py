@@ -50,7 +50,7 @@ def stored(folder):
 def test_under_faults_of_every_kind_the_records_are_those_of_an_undisturbed_sweep_each_once(s3, folder, seed):
     drive(Fakes(), folder, "limit=6")
     chance = random.Random(seed)
-    kinds = ["500", "503", "torn", "lost"]
+    kinds = ["500", "503", "torn", "lost", "cut"]
     s3.fault = lambda method, path: chance.choice(kinds) if chance.random() < 0.3 else None
     assert drive(Fakes(), SWEEP, "limit=6").exit_code == 0
     s3.fault = lambda method, path: None
@@ -131,6 +131,28 @@ def test_a_second_driver_is_turned_away_by_name_and_touches_nothing(s3, capsys):
     assert holder(SWEEP) is None
 
 
+def test_a_segment_whose_answer_never_came_is_no_sign_that_another_has_the_sweep(s3):
+    with Ledger.write(SWEEP, 0.0) as written:
+        written.append(decode("r0"))
+        failing_on_segments(s3, "lost")
+        assert written.sync(20.0) == []
+        s3.fault = lambda method, path: None
+        written.append(decode("r1"))
+        assert [record["row"] for record in written.sync(40.0)] == ["r0", "r1"]
+    assert [record["row"] for record in Ledger(SWEEP).records()] == ["r0", "r1"]
+
+
+def test_a_journal_of_which_all_was_sent_is_gone_with_the_next_run(tmp_path):
+    killed = Ledger.write(SWEEP, 0.0)
+    killed.append(decode("r0"))
+    killed.sync(0.0, force=True)
+    killed._log._journal.close()  # which is what the system does
+    killed._log._lease.release()
+    assert list((tmp_path / "cache").glob("ledgers/*/journals/*"))
+    Ledger.write(SWEEP, 0.0).close()
+    assert not list((tmp_path / "cache").glob("ledgers/*/journals/*"))
+
+
 PROGRAM = """
 import os, sys
 from orchestrator.ledger import Ledger
@@ -173,6 +195,21 @@ def test_a_driver_that_was_cut_off_writes_nothing_more_and_says_who_took_over(s3
     assert mirror.status is None  # the other's to say
     assert set(Ledger(SWEEP).results()) == set(others[0].results())
     others[0].close()
+
+
+def test_and_learns_of_it_from_its_last_records_at_the_latest(s3, monkeypatch):
+    monkeypatch.setattr(lease.Lease, "keep", lambda self: None)
+    monkeypatch.setattr(ledger, "SYNC_RECORDS", 1000)
+    fakes, mirror = Fakes(), Recorder()
+
+    class CutOff(InlineExecutor):
+        def close(self):
+            monkeypatch.setattr(segments, "this_process", lambda: lease.Holder("other", 5, "", "", "b"))
+            Ledger.write(SWEEP, 0.0).close()
+
+    with pytest.raises(LeaseLost, match="this driver was cut off"):
+        drive(fakes, SWEEP, mirror=mirror, clock=lambda: 0.0, make_executor=lambda: CutOff(fakes.make_worker))
+    assert mirror.status is None
 
 
 def test_a_sweep_is_copied_to_s3_and_back_as_files(s3, folder, tmp_path):

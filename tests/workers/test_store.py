@@ -108,15 +108,16 @@ def test_a_file_is_created_once_and_swapped_by_who_read_its_last_content(bucket)
     assert bucket.swap("a", b"4", first) is None
     assert bucket.swap("absent", b"5", first) is None
     found = bucket.read("a")
-    assert (found.data, found.etag, found.age) == (b"3", second, 0.0)
+    assert (found.data, found.etag) == (b"3", second)
+    assert 0.0 <= found.age < 60.0
     assert bucket.tags() == {"a": (second, 1)}
     assert bucket.names() == ["a"]
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "torn", "silence"])
+@pytest.mark.parametrize("fault", ["500", "503", "torn", "cut", "silence"])
 def test_a_request_that_fails_is_made_again(bucket, s3, fault):
     faults = [fault]
-    s3.fault = lambda method, path: faults.pop() if faults else None
+    s3.fault = lambda method, path: faults.pop() if faults and (method == "GET") == (fault == "cut") else None
     bucket.put("a", b"whole" * 10_000)
     assert bucket.get("a") == b"whole" * 10_000
     assert faults == []
