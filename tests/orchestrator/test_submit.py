@@ -250,7 +250,7 @@ def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20, "dashboard_agent_listen_port": 0}
     port = 20000 + os.getpid() % 10000
     cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": port})
     try:
