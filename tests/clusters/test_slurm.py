@@ -87,7 +87,15 @@ def _wait(condition, seconds=600.0):
 
 
 def test_a_sweep_runs_on_the_nodes_of_an_allocation_and_goes_on_when_its_time_is_over(slurm, tmp_path, capsys):
-    grid = ["drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "mlflow=null", f"store={tmp_path}", "limit=16"]
+    grid = [
+        "drafters=[spot]",
+        "budgets=[0,8]",
+        "temperatures=[0]",
+        "mlflow=null",
+        f"store={tmp_path}",
+        "limit=16",
+        "workers.grace=300",
+    ]
     log = tmp_path / "log"
     script = ["--nodes=2", f"--output={log}", "clusters/slurm/sweep.sbatch", "quickstart", *grid]
     submitted = subprocess.run(["sbatch", "--parsable", *script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -281,7 +281,7 @@ def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(
         cluster.shutdown()
 
 
-def _wait(condition, seconds=180.0):
+def _wait(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
