@@ -82,8 +82,8 @@ def submit(client: Any, grid: str, config: Config, source: Source, overrides: Se
     asked = [str(file.resolve().relative_to(ROOT)), *overrides]
     if not any(text.startswith("workers.address=") for text in overrides):
         asked.append("workers.address=auto")
-    return str(
-        client.submit_job(
+    try:
+        started: str = client.submit_job(
             entrypoint=shlex.join(["bash", "clusters/driver.sh", config.name, *asked]),
             submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}",
             metadata={"sweep": config.name, "store": config.store},
@@ -93,7 +93,10 @@ def submit(client: Any, grid: str, config: Config, source: Source, overrides: Se
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS},
             },
         )
-    )
+    except (RuntimeError, ValueError, OSError) as error:  # no agent yet, a package that is too large, a lost connection
+        wrong = f"the cluster takes no job ({one_line(error)}); one that has just started does so in a minute"
+        raise UserError(COMMAND_LINE, "--address", wrong) from None
+    return started
 
 
 def find(client: Any, name: str) -> Any:
