@@ -29,6 +29,7 @@ from workers.store import Place, S3Store, StoreError, open_store
 
 SYNC_SECONDS = 10.0
 SYNC_RECORDS = 200
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that has no room
 Record = Mapping[str, Any]
 Sample = tuple[str, str]  # (cell key, row id)
 ScoreKey = tuple[str, str, str, str]  # (task, row id, text sha, scorer version)
@@ -378,8 +379,7 @@ def _unwritable(folder: Place, error: OSError) -> str:
     """What the disk says, or S3, and what to do about it."""
     if isinstance(error, StoreError):
         return str(error)
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room; no record is lost" if is_full else "choose another with store=FOLDER"
+    remedy = "make room; no record is lost" if error.errno in FULL else "choose another with store=FOLDER"
     return f"{folder}: store: cannot be written ({error.strerror}); {remedy}"
 
 
