@@ -320,6 +320,9 @@ def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
         merged = OmegaConf.merge(config, change)
     except OmegaConfBaseException as error:
         raise _explain(error, config, key, where) from None
+    except TypeError:  # a mapping where a list belongs
+        axis = key.partition(".")[0]
+        raise UserError(where, key, f"the wrong type; {_expected(OmegaConf.get_type(config), axis)} expected") from None
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, False)
     return merged
