@@ -665,6 +665,17 @@ def test_a_run_that_cannot_write_or_is_stopped_says_so_under_json_too(monkeypatc
     assert answer(capsys, "run", "quickstart", *INLINE, code=143)["exit_code"] == 143
 
 
+@pytest.mark.parametrize("line", ["3", "null", '{"kind":"decode"}', '{"kind":"score","task":"t"}', '{"kind":"x"}'])
+def test_a_line_that_is_json_and_no_record_is_damaged(line, capsys):
+    run("run", "quickstart", *INLINE)
+    segment = Path("runs/quickstart/segments/001.jsonl")
+    segment.write_text(f"{line}\n{segment.read_text()}")
+    capsys.readouterr()
+    for verb in ("status", "rescore", "resume"):
+        assert run(verb, "quickstart") == 2
+        assert "damaged record; move this line out of the file" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_full_when_the_page_is_written_is_one_line(monkeypatch, capsys):
     run("run", "quickstart", *INLINE)
 
