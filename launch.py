@@ -43,7 +43,7 @@ from orchestrator.executors import (
     wanted_scorers,
 )
 from orchestrator.grid import decode_spec
-from orchestrator.ledger import Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
+from orchestrator.ledger import FULL, Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
 from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
 from orchestrator.progress import counter, view
 from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
@@ -89,22 +89,33 @@ def main(arguments: Sequence[str] | None = None, workers: Backend | None = None)
     """
     try:
         app(args=None if arguments is None else list(arguments), obj=workers)
-    except (UserError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    except (UserError, OSError) as error:
+        print(f"error: {_said(error)}", file=sys.stderr)
+        return _code(error)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 
+def _said(error: UserError | OSError) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, UserError | StoreError):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else one_line(error)
+
+
+def _code(error: UserError | OSError) -> Exit:
+    """A full disk is no mistake of the command line's."""
+    return Exit.GAVE_UP if isinstance(error, OSError) and error.errno in FULL else Exit.MISTAKE
+
+
 @contextmanager
-def answering(as_json: bool) -> Iterator[Answer]:
-    """What a verb puts in the dict is printed as one line of JSON at its end, if `as_json`, and all else on stderr."""
+def answering(as_json: bool, once: bool = True) -> Iterator[Answer]:
+    """What a verb puts in the dict is printed as one line of JSON at its end, if `as_json`, and all else on stderr.
+
+    A verb that ends without an answer says `error`, the line that stderr has, and `exit_code`; one that answers not
+    `once` but line by line only where it has failed.
+    """
     answer: Answer = {}
     if not as_json:
         yield answer
@@ -113,8 +124,18 @@ def answering(as_json: bool) -> Iterator[Answer]:
     try:
         with redirect_stdout(sys.stderr):
             yield answer
+    except (UserError, OSError) as error:
+        answer.update(error=_said(error), exit_code=_code(error))
+        raise
+    except KeyboardInterrupt:
+        answer.update(error="stopped", exit_code=Exit.SIGNAL + signal.SIGINT)
+        raise
+    except typer.Exit as end:
+        if once and not answer:
+            answer.update(error="stopped" if end.exit_code > Exit.SIGNAL else "failed", exit_code=end.exit_code)
+        raise
     finally:
-        if answer:
+        if once or answer:
             print(json.dumps(answer, ensure_ascii=False), file=stdout)
 
 
@@ -226,12 +247,15 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
     try:
         outcome = _drive(console, plan, workers, count, retry_failed, fail_fast)
     except KeyboardInterrupt as stop:
-        print(f"stopped; go on with: {_command('resume', config.folder)}", file=sys.stderr)
-        return Exit.SIGNAL + (stop.args[0] if stop.args else signal.SIGINT)
+        stopped, code = "stopped", Exit.SIGNAL + (stop.args[0] if stop.args else signal.SIGINT)
+        print(f"{stopped}; go on with: {_command('resume', config.folder)}", file=sys.stderr)
+        answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=code)
+        return code
     except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
         why = str(error) if isinstance(error, StoreError) else one_line(error)
         stopped = f"{config.folder}: the sweep cannot go on ({why})"
         print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
+        answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=Exit.GAVE_UP)
         return Exit.GAVE_UP
     results = _print_outcome(console, outcome, config)
     answer.update(sweep=config.name, folder=str(config.folder), exit_code=outcome.exit_code, **_outcome(outcome))
@@ -485,7 +509,9 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
     JSON: a line whenever something has changed: sweep, driver, finished, cells, cells_done, samples, samples_done,
     failed, rate, seconds_left, nfe, to_score, causes.
     """
-    folder, console, said = _viewed(name, overrides), Console(stderr=as_json), ""
+    stdout = sys.stdout
+    context.with_resource(answering(as_json, once=False))
+    folder, console, said = _viewed(name, overrides), Console(), ""
     standings = follow(folder)
     with view(console) as shown:
         while True:
@@ -494,7 +520,7 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
             shown.update(standing.progress(now))
             line = json.dumps(standing.line(driver, now), ensure_ascii=False)
             if as_json and line != said:
-                print(said := line, flush=True)
+                print(said := line, file=stdout, flush=True)
             if driver is None or standing.ended:
                 break
             time.sleep(WATCH_SECONDS if isinstance(folder, Path) else WATCH_S3_SECONDS)
@@ -1041,7 +1067,7 @@ def _make_shards(config: Config, source: Source, workers: Backend, shards: Seque
     """Make what the store lacks; the command ends here, with 1, where that fails."""
     count = check_room(config, source)
     executor, say = partial(_executor, config, workers, count), partial(_print, Console())
-    failed = make_shards(shards, executor, config.retries, say)
+    failed = make_shards(shards, executor, config.retries, config.workers.scale_timeout, say)
     for line in failed:
         say(line, "[red]failed[/] ")
     if failed:

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
 MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # folders MLflow has given up
+PASSWORD = r"^[\w+]+://[^/@]*:[^/]*@|[?&]password="
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
 UNMASKING, LAYOUTS = ("single", "threshold"), ("batch", "concat")
@@ -319,6 +320,9 @@ def _merge(config: Any, change: Any, key: str, where: str) -> DictConfig:
         merged = OmegaConf.merge(config, change)
     except OmegaConfBaseException as error:
         raise _explain(error, config, key, where) from None
+    except TypeError:  # a mapping where a list belongs
+        axis = key.partition(".")[0]
+        raise UserError(where, key, f"the wrong type; {_expected(OmegaConf.get_type(config), axis)} expected") from None
     assert isinstance(merged, DictConfig)
     OmegaConf.set_readonly(merged, False)
     return merged
@@ -526,6 +530,10 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
     yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
     yield "store", _is_place(config.store), f"{config.store!r}: a folder, or s3://bucket/prefix"
+    secret = (
+        "sweep.yaml would keep the password in this address; MLFLOW_TRACKING_PASSWORD, PGPASSWORD or ~/.pgpass give it"
+    )
+    yield "mlflow", config.mlflow is None or not re.search(PASSWORD, config.mlflow), secret  # first: it is not repeated
     on_s3 = f"{config.mlflow!r}: no database can be on S3; sqlite:///FILE, a server, or null (`sync` makes it later)"
     yield "mlflow", config.mlflow is None or "s3://" not in config.mlflow, on_s3
     wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"

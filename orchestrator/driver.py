@@ -62,6 +62,25 @@ class NoMirror:
     def finish(self, status: str) -> None: ...
 
 
+class Patience:
+    """Nobody is there to work: that may change, on a cluster, but not for ever."""
+
+    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
+        self._seconds, self._say = seconds, say
+        self._since: float | None = None
+
+    def ended(self, stuck: bool, now: float) -> str | None:
+        """Why nothing more is waited for, once a schedule has been `stuck` for too long."""
+        if not stuck:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+            self._say(f"no worker is there; waiting up to {self._seconds:g} s for the cluster to start one")
+        elif now - self._since > self._seconds:
+            return f"no worker came within {self._seconds:g} s (workers.scale_timeout)"
+        return None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended. `bugs` and `failed` list the (cell, row) of the whole sweep, not of this run alone.
@@ -110,7 +129,7 @@ class Driver:
         self._tally = Tally(plan, ledger)
         self._scoring = Scoring(plan.cells, plan.tasks, ledger, make_scorers, clock)
         self._until = self._scores_until = math.inf
-        self._stuck_since: float | None = None
+        self._patience = Patience(plan.config.workers.scale_timeout, say)
         self._stopped: str | None = None
         self._trouble: str | None = None
         self._signals: list[int] = []
@@ -195,15 +214,8 @@ class Driver:
         self._show(schedule)
 
     def _wait_for_workers(self, schedule: Schedule) -> None:
-        """Nobody is there to work: that may change, on a cluster, but not for ever."""
-        patience = self._plan.config.workers.scale_timeout
-        if not schedule.stuck:
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = self._clock()
-            self._say(f"no worker is there; waiting up to {patience:g} s for the cluster to start one")
-        elif self._clock() - self._stuck_since > patience:
-            self._stop_early(schedule, f"no worker came within {patience:g} s (workers.scale_timeout)")
+        if why := self._patience.ended(schedule.stuck, self._clock()):
+            self._stop_early(schedule, why)
 
     def _stop_early(self, schedule: Schedule, why: str) -> None:
         if self._stopped is None:

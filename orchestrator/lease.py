@@ -55,7 +55,7 @@ class Holder:
 
 def this_process() -> Holder:
     """This process as a holder to be."""
-    return Holder(socket.gethostname(), os.getpid(), _machine(), _started(os.getpid()), uuid4().hex)
+    return Holder(socket.gethostname(), os.getpid(), _machine(), started(os.getpid()), uuid4().hex)
 
 
 class LeaseLost(UserError):
@@ -190,7 +190,7 @@ def _write(bucket: Bucket, holder: Holder, etag: str | None) -> str | None:
 
 def _is_dead(holder: Holder) -> bool:
     """Whether it was a process of this machine, and is no more. False where that cannot be known."""
-    return holder.machine == _machine() != "" and _started(holder.pid) != holder.started
+    return holder.machine == _machine() != "" and started(holder.pid) != holder.started
 
 
 def _machine() -> str:
@@ -201,7 +201,7 @@ def _machine() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """When a process was started, in ticks since boot; empty where there is none. A pid comes back, this does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

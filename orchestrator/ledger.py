@@ -29,6 +29,7 @@ from workers.store import Place, S3Store, StoreError, open_store
 
 SYNC_SECONDS = 10.0
 SYNC_RECORDS = 200
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that has no room
 Record = Mapping[str, Any]
 Sample = tuple[str, str]  # (cell key, row id)
 ScoreKey = tuple[str, str, str, str]  # (task, row id, text sha, scorer version)
@@ -207,7 +208,7 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """Every complete record, in the order written. UserError where one before the last is damaged."""
-        return (record for _, record in _scan(read_segments(self.folder), json.loads))
+        return (record for _, record in _scan(read_segments(self.folder), parse))
 
     def results(self) -> Mapping[Sample, Record]:
         """The decode record that counts for each (cell, row): the first `ok` one, else the last failure.
@@ -333,6 +334,17 @@ _HEAD = re.compile(
 )
 
 
+_KEYS = {"decode": {"cell", "row", "status", "attempt"}, "score": {"task", "row", "text_sha", "scorer"}}
+
+
+def parse(line: bytes) -> Record:
+    """A line as the record that it is. Raises ValueError for any other."""
+    record = json.loads(line)
+    if not isinstance(record, dict) or not record.keys() >= _KEYS.get(record.get("kind", ""), {""}):
+        raise ValueError(line)
+    return record
+
+
 def _line(record: Record) -> bytes:
     """`record` as a line of JSON, what `_head` looks for first."""
     ordered = {name: record[name] for name in _FIRST if name in record} | record  # type: ignore[operator]
@@ -343,8 +355,7 @@ def _head(line: bytes) -> Record:
     """What `Decoded` holds of an `ok` decode record, without parsing its text; any other record whole."""
     found = _HEAD.match(line)
     if found is None or not line.endswith(b"}\n"):
-        whole: Record = json.loads(line)
-        return whole
+        return parse(line)
     cell, row, sha, nfe, difference, attempt = found.groups()
     head = {"cell": cell.decode(), "row": row.decode(), "text_sha": sha.decode(), "nfe": int(nfe)}
     kind = difference.decode() if difference else None
@@ -375,8 +386,7 @@ def _unwritable(folder: Place, error: OSError) -> str:
     """What the disk says, or S3, and what to do about it."""
     if isinstance(error, StoreError):
         return str(error)
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "make room; no record is lost" if is_full else "choose another with store=FOLDER"
+    remedy = "make room; no record is lost" if error.errno in FULL else "choose another with store=FOLDER"
     return f"{folder}: store: cannot be written ({error.strerror}); {remedy}"
 
 

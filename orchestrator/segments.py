@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from orchestrator.errors import UserError
-from orchestrator.lease import Lease, acquire, this_process
+from orchestrator.lease import Lease, acquire, started, this_process
 from workers.store import PARTIAL, Bucket, Place, S3Path, S3Store, Tag, cache_folder, sync_folder
 
 SEGMENT_BYTES = 64 << 20
@@ -167,28 +167,31 @@ class FolderLog:
         return file
 
 
-def _flock(folder: Path) -> IO[str]:
+def _flock(folder: Path) -> IO[bytes]:
     """The sweep's lock, held until the file is closed or this process ends in whatever way."""
-    lock = (folder / "lock").open("a+")
+    lock = (folder / "lock").open("ab", buffering=0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         wrong = f"another driver is running this sweep ({locked_by(folder)}); wait for it, or stop it"
         raise UserError(str(folder), "", wrong) from None
-    lock.truncate(0)
-    lock.write(f"{socket.gethostname()} {os.getpid()}")
-    lock.flush()
+    try:
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()} {os.getpid()} {started(os.getpid())}".encode())
+    except OSError:  # a full disk
+        lock.close()
+        raise
     return lock
 
 
 def locked_by(folder: Path) -> str | None:
     """`host, process 123` of the driver that has the lock, None where none lives (as far as this host can see)."""
     try:
-        host, pid = (folder / "lock").read_text().split()
+        host, pid, began = (folder / "lock").read_text().split(" ")
     except (OSError, ValueError):
         return None
-    alive = host != socket.gethostname() or Path(f"/proc/{pid}").exists()
+    alive = host != socket.gethostname() or started(int(pid)) == began  # a pid comes back
     return f"{host}, process {pid}" if alive else None
 
 

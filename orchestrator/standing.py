@@ -6,7 +6,6 @@
 The segments are followed as a log is, from where the last look ended; nothing is locked, changed or started.
 """
 
-import json
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
-from orchestrator.ledger import Record, Sample, Sweep, read_sweep, score_key
+from orchestrator.ledger import Record, Sample, Sweep, parse, read_sweep, score_key
 from orchestrator.progress import Progress
 from orchestrator.rescore import TextCounts
 from orchestrator.segments import read_segments
@@ -56,7 +55,7 @@ class Tail:
             lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
             for number, line in enumerate(lines):
                 try:
-                    record = json.loads(line)
+                    record = parse(line)
                 except ValueError:
                     if path == segments[-1] and number == len(lines) - 1:
                         break  # torn: the next driver cuts it off

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.driver import WAIT_SECONDS, carry_out, take
+from orchestrator.driver import WAIT_SECONDS, Patience, carry_out, take
 from orchestrator.errors import UserError
 from orchestrator.executors import Died, Event, Executor, Finished
 from orchestrator.plan import Row
@@ -49,12 +49,14 @@ def make_shards(
     tasks: Sequence[TraceTask],
     make_executor: Callable[[], Executor],
     retries: int,
+    scale_timeout: float,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
     """Make those shards that the store lacks; returns what could not be made and why, a line each.
 
-    A shard whose worker died is tried again; at its `retries`-th death nothing more is begun. Raises OSError for a
+    A shard whose worker died is tried again; at its `retries`-th death nothing more is begun, nor once no worker has
+    been there for `scale_timeout` seconds. Raises OSError for a
     store that does not answer, and UserError for a folder that the workers do not share with this process.
     """
     store = open_store(tasks[0].store)
@@ -62,7 +64,8 @@ def make_shards(
     missing = [task for task in tasks if task.shard not in present]
     if not missing:
         return []
-    failed = _Collection(missing, make_executor, retries, _Lines(tasks, missing, say, clock)).run()
+    lines = _Lines(tasks, missing, say, clock)
+    failed = _Collection(missing, make_executor, retries, Patience(scale_timeout, say), lines).run()
     if not failed and {task.shard for task in tasks} - set(store.names()):
         wrong = "the workers' shards are not here; give them a folder that all machines share, or s3://bucket/prefix"
         raise UserError(tasks[0].store, "", wrong)
@@ -113,11 +116,12 @@ class _Collection:
         missing: Sequence[TraceTask],
         make_executor: Callable[[], Executor],
         retries: int,
+        patience: Patience,
         lines: "_Lines",
     ) -> None:
         self._models = {task.model.name: task.model for task in missing}
         self._schedule = Schedule([missing], retries=retries)
-        self._make_executor, self._lines = make_executor, lines
+        self._make_executor, self._patience, self._lines = make_executor, patience, lines
         self._failed: list[str] = []
 
     def run(self) -> list[str]:
@@ -128,6 +132,9 @@ class _Collection:
                     carry_out(decision, executor, self._models)
                 for event in executor.wait(WAIT_SECONDS):
                     self._take(event)
+                if why := self._patience.ended(self._schedule.stuck, self._lines.clock()):
+                    self._failed.append(f"traces: {why}")
+                    self._schedule.drain()
         finally:
             executor.close()
         given_up = self._schedule.given_up.items()

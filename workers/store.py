@@ -8,6 +8,7 @@ it is absent, or replaced only if it is still what was read: what a lease and a 
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -291,10 +292,10 @@ class S3Store:
             said, remedy = " ".join(str(error).split()), _remedy(error, code)
             if remedy in ("expired", "refused"):
                 _client.cache_clear()  # the next request looks for credentials anew
-            where = str(self._at / name)
+            line = re.sub(r"//[^/\s]+@", "//", f"{self._at / name}: {said}")  # keys in AWS_ENDPOINT_URL
             if code in ("NoSuchKey", "404"):
-                raise FileNotFoundError(f"{where}: {said}") from None
-            raise StoreError(f"{where}: {said}" + (f"; {_REMEDIES[remedy]}" if remedy else "")) from None
+                raise FileNotFoundError(line) from None
+            raise StoreError(line + (f"; {_REMEDIES[remedy]}" if remedy else "")) from None
 
 
 @lru_cache(maxsize=1)

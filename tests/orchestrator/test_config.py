@@ -276,6 +276,22 @@ def test_every_mlflow_store_that_there_is_is_taken(uri):
     assert str(load("quickstart", [f"mlflow={uri}"])[0].mlflow) in (uri, "None")
 
 
+@pytest.mark.parametrize(
+    "uri", ["postgresql://me:hunter2@h/d", "https://me:hunter2@h", "mysql://h/d?password=hunter2", "ftp://me:hunter2@h"]
+)
+def test_a_password_is_refused_and_not_repeated(uri):
+    with pytest.raises(UserError, match=r"command line: mlflow: sweep\.yaml would keep the password") as raised:
+        load("quickstart", [f"mlflow={uri}"])
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["exclude={drafters: spot}", "zip={models: drafters}", "models.a=3"])
+def test_a_mapping_in_the_place_of_a_list_is_a_mistake(text):
+    key = text.partition("=")[0]
+    with pytest.raises(UserError, match=rf"command line: {key}: the wrong type; a list \(.* each\) expected"):
+        load("quickstart", [text])
+
+
 def test_settings_are_checked_like_a_grid():
     with pytest.raises(UserError, match="command line: limit: Interpolation key 'x' not found"):
         settings(Config("x"), ["limit=${x}"])

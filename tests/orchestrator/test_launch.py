@@ -1,9 +1,11 @@
 """The command line as a user meets it: what is printed, the exit code, and mistakes as one line each."""
 
+import errno
 import json
 import re
 import shlex
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -626,10 +628,64 @@ def test_every_verb_that_reports_answers_in_one_line_of_json(capsys):
     assert answer(capsys, "report", "quickstart")["report"] == "runs/quickstart/report.html"
 
 
-def test_a_mistake_leaves_stdout_empty_under_json_too(capsys):
-    assert run("plan", "quickstart", "limt=3", "--json") == 2
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "quickstart", "limt=3"),
+        ("run", "quickstart", "limt=3"),
+        ("resume", "nowhere"),
+        ("status", "nowhere"),
+        ("watch", "nowhere"),
+        ("report", "nowhere"),
+        ("rescore", "nowhere"),
+        ("sync", "nowhere"),
+        ("analyze",),
+        ("collect-traces", "--to", "s3://"),
+    ],
+)
+def test_a_mistake_is_an_answer_under_json_too(arguments, capsys):
+    assert run(*arguments, "--json") == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("error: command line: limt")
+    said = json.loads(captured.out)
+    assert (said["exit_code"], captured.err) == (2, f"error: {said['error']}\n")
+
+
+def test_a_run_that_cannot_write_or_is_stopped_says_so_under_json_too(monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launch, "_drive", full)
+    said = answer(capsys, "run", "quickstart", *INLINE, code=3)
+    assert (said["exit_code"], said["folder"]) == (3, "runs/quickstart") and "No space left" in said["error"]
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(launch, "_drive", stopped)
+    assert answer(capsys, "run", "quickstart", *INLINE, code=143)["exit_code"] == 143
+
+
+@pytest.mark.parametrize("line", ["3", "null", '{"kind":"decode"}', '{"kind":"score","task":"t"}', '{"kind":"x"}'])
+def test_a_line_that_is_json_and_no_record_is_damaged(line, capsys):
+    run("run", "quickstart", *INLINE)
+    segment = Path("runs/quickstart/segments/001.jsonl")
+    segment.write_text(f"{line}\n{segment.read_text()}")
+    capsys.readouterr()
+    for verb in ("status", "rescore", "resume"):
+        assert run(verb, "quickstart") == 2
+        assert "damaged record; move this line out of the file" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_when_the_page_is_written_is_one_line(monkeypatch, capsys):
+    run("run", "quickstart", *INLINE)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launch, "_print_results", full)
+    capsys.readouterr()
+    assert run("report", "quickstart") == 3
+    assert capsys.readouterr().err == "error: OSError: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "rescore", "sync", "analyze",

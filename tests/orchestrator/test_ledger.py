@@ -119,6 +119,20 @@ def test_segments_are_begun_anew_when_they_have_grown(tmp_path, monkeypatch):
     assert [record["row"] for record in Ledger(tmp_path).records()] == [f"r{i}" for i in range(6)]
 
 
+def test_a_process_with_the_number_of_a_killed_driver_is_no_driver(tmp_path):
+    with Ledger.write(tmp_path, 0.0):
+        host, pid, began = (tmp_path / "lock").read_text().split()
+        assert holder(tmp_path) == f"{host}, process {pid}"
+    (tmp_path / "lock").write_text(f"{host} {pid} {int(began) - 1}")  # as `kill -9` leaves it
+    assert holder(tmp_path) is None
+
+
+def test_a_lock_that_a_full_disk_does_not_take_is_let_go(tmp_path, disk_that_takes):
+    with disk_that_takes(0), pytest.raises(UserError, match="store: cannot be written"):
+        Ledger.write(tmp_path, 0.0)
+    Ledger.write(tmp_path, 0.0).close()
+
+
 def test_a_second_driver_is_turned_away_by_name(tmp_path):
     with Ledger.write(tmp_path, 0.0):
         with pytest.raises(UserError, match=f"another driver is running this sweep .*process {os.getpid()}"):

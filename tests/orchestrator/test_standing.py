@@ -43,37 +43,45 @@ def width_80(renderable):
 # ---- following
 
 
+def line(row):
+    return f'{{"kind":"score","task":"t","row":"{row}","text_sha":"","scorer":"1"}}\n'
+
+
+def rows(tail):
+    return [record["row"] for record in tail.read()]
+
+
 def test_a_line_is_read_once_and_not_before_it_is_whole(segment):
     tail = tail_of(segment)
-    assert list(tail.read()) == []
-    segment.write_text('{"n":1}\n{"n":')
-    assert list(tail.read()) == [{"n": 1}]
+    assert rows(tail) == []
+    segment.write_text(line("r1") + line("r2")[:20])
+    assert rows(tail) == ["r1"]
     with segment.open("a") as file:
-        file.write('2}\n{"n":3}\n')
-    assert list(tail.read()) == [{"n": 2}, {"n": 3}]
-    assert list(tail.read()) == []
+        file.write(line("r2")[20:] + line("r3"))
+    assert rows(tail) == ["r2", "r3"]
+    assert rows(tail) == []
 
 
 def test_a_new_segment_is_read_after_the_old_ones_end(segment, tmp_path):
     second = tmp_path / "002.jsonl"
     tail = tail_of(segment, second)
-    segment.write_text('{"n":1}\n')
-    assert len(list(tail.read())) == 1
+    segment.write_text(line("r1"))
+    assert rows(tail) == ["r1"]
     with segment.open("a") as file:
-        file.write('{"n":2}\n')
-    second.write_text('{"n":3}\n')
-    assert [record["n"] for record in tail.read()] == [2, 3]
+        file.write(line("r2"))
+    second.write_text(line("r3"))
+    assert rows(tail) == ["r2", "r3"]
 
 
 def test_a_torn_last_line_waits_to_be_cut_and_a_damaged_one_before_others_is_named(segment):
-    tail = tail_of(segment)
-    segment.write_text('{"n":1}\n{"n"\n')
-    assert list(tail.read()) == [{"n": 1}]
-    segment.write_text('{"n":1}\n{"n":2}\n')  # the next driver cut it, and went on
-    assert list(tail.read()) == [{"n": 2}]
-    segment.write_text('{"n":1}\n{"n":2}\n{"n"\n{"n":4}\n')
-    with pytest.raises(UserError, match="byte 16: damaged record"):
-        list(tail.read())
+    tail, whole = tail_of(segment), line("r1") + line("r2")
+    segment.write_text(line("r1") + '{"n"\n')
+    assert rows(tail) == ["r1"]
+    segment.write_text(whole)  # the next driver cut it, and went on
+    assert rows(tail) == ["r2"]
+    segment.write_text(whole + '{"n"\n' + line("r4"))
+    with pytest.raises(UserError, match=f"byte {len(whole)}: damaged record"):
+        rows(tail)
 
 
 # ---- standing

@@ -57,7 +57,7 @@ def tasks(store, size=4 * SHARD, model=MODEL, decode=DECODE):
 def make(asked, deadly=None, said=None, workers=2, retries=2):
     tracer = Tracer([], deadly or {})
     say = ([] if said is None else said).append
-    failed = make_shards(asked, partial(InlineExecutor, tracer, workers), retries, say, clock=lambda: 100.0)
+    failed = make_shards(asked, partial(InlineExecutor, tracer, workers), retries, 60.0, say, clock=lambda: 100.0)
     return failed, tracer.journal
 
 
@@ -106,11 +106,26 @@ def test_a_shard_that_kills_every_worker_ends_the_collection_and_keeps_what_was_
     assert rest == [] and "r0" in again and len(again) + len(set(journal) - {"r0"}) == 4
 
 
+def test_a_collection_that_no_worker_comes_to_is_ended(tmp_path):
+    clock, said = iter(range(0, 1000, 20)), []
+    nobody = partial(Nobody, Tracer([], {}), 0)
+    failed = make_shards(tasks(tmp_path), nobody, 2, 60.0, said.append, clock=lambda: float(next(clock)))
+    assert failed == ["traces: no worker came within 60 s (workers.scale_timeout)"]
+    assert said == ["no worker is there; waiting up to 60 s for the cluster to start one"]
+
+
+class Nobody(InlineExecutor):
+    """Every machine is gone."""
+
+    def wait(self, seconds):
+        return []
+
+
 def test_a_model_that_cannot_be_loaded_is_said_once(tmp_path):
     def broken(model):
         raise OSError("weights cannot be read")
 
-    failed = make_shards(tasks(tmp_path), partial(InlineExecutor, broken), 2, [].append)
+    failed = make_shards(tasks(tmp_path), partial(InlineExecutor, broken), 2, 60.0, [].append)
     assert failed == ["model m could not be loaded: OSError: weights cannot be read"]
 
 
@@ -120,7 +135,7 @@ def test_workers_that_write_elsewhere_are_noticed(tmp_path):
             return super().run(replace(task, store=str(tmp_path / "elsewhere")))
 
     with pytest.raises(UserError, match="a folder that all machines share, or s3://bucket/prefix"):
-        make_shards(tasks(tmp_path / "here"), partial(InlineExecutor, Elsewhere([], {})), 2, [].append)
+        make_shards(tasks(tmp_path / "here"), partial(InlineExecutor, Elsewhere([], {})), 2, 60.0, [].append)
 
 
 # ---- rows that a drafter was made of
@@ -306,7 +321,7 @@ def test_actors_make_the_shards_that_this_process_makes(tmp_path):
         ("here", partial(InlineExecutor, Worker)),
     ):
         asked = trace_tasks(model, "fake", rows, decode, str(tmp_path / name))
-        assert make_shards(asked, executor, 2, [].append) == []
+        assert make_shards(asked, executor, 2, 60.0, [].append) == []
         found[name] = open_store(asked[0].store).get(asked[0].shard)
         assert [trace.block for trace in load_traces(asked)].count(0) == len(rows)
     assert found["ray"] == found["here"]

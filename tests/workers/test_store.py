@@ -86,6 +86,16 @@ def test_what_s3_refuses_is_one_line_that_names_the_place(monkeypatch):
     assert "\n" not in str(raised.value)
 
 
+def test_keys_in_the_endpoints_address_are_not_repeated(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://key:secret@127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(OSError, match=r"s3://b/p/a: .*http://127\.0\.0\.1:1/") as raised:
+        open_store("s3://b/p").get("a")
+    assert "secret" not in str(raised.value)
+
+
 def test_without_credentials_too(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
