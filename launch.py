@@ -831,10 +831,16 @@ def probe(
 
 @app.command()
 def train_target(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="The checkpoint folder.")] = Path("assets/tiny-sdar"),
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Train the tiny target on arith, from scratch or from the last checkpoint in OUT/training."""
+    """Train the tiny target on arith, from scratch or from the last checkpoint in OUT/training.
+
+    JSON: out.
+    """
+    answer = context.with_resource(answering(as_json))
     from spot.training.tiny_target import TrainSettings
     from spot.training.tiny_target import train_target as train
     from workers.tasks.arith import problem
@@ -844,9 +850,10 @@ def train_target(
         return asked.question, asked.answer
 
     try:
-        train(example, out, configs.settings(TrainSettings(), overrides or []))
+        train(example, out, configs.settings(TrainSettings(), overrides or []), partial(print, flush=True))
     except ValueError as error:
         raise UserError(COMMAND_LINE, "out", str(error)) from None
+    answer.update(out=str(out))
 
 
 @app.command()
