@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
-SERVICES := bwrap munged sbatch slurmctld slurmd
 
 .PHONY: sweep test test-services lint lock
 
@@ -11,15 +10,14 @@ sweep: $(INSTALLED)
 	$(VENV)/bin/python launch.py run quickstart
 
 test: lint
-	$(VENV)/bin/python -m pytest -m "not ray" -n 2 --dist loadfile
-	$(VENV)/bin/python -m pytest -m "ray and not service"
+	$(VENV)/bin/python -m pytest -m "not ray and not byhand" -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -m "ray and not byhand"
 
 test-services: $(INSTALLED)
-	$(foreach tool,$(SERVICES),command -v $(tool) &&) ls /usr/lib/postgresql/*/bin/initdb || \
-		{ SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap munge postgresql slurm-wlm; }
+	command -v bwrap && ls /usr/lib/postgresql/*/bin/initdb || \
+		{ SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap postgresql; }
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,services]'
-	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and not ray" -n 2 --dist loadfile
-	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and ray"
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and not byhand" -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -111,6 +111,7 @@ def test_mlflow_keeps_runs_in_postgres_and_artifacts_on_s3_without_a_password(po
     assert mlflow("postgresql:///mlflow") == "postgresql:///mlflow answers"
 
 
+@pytest.mark.byhand
 @pytest.mark.service("cluster-tools")
 def test_the_installation_of_a_node_works_in_a_fresh_venv_at_the_versions_that_were_tested(tmp_path):
     """clusters/setup.sh, as the machines and the Dockerfile run it; what it installs then examines this machine."""

@@ -16,7 +16,7 @@ from launch import main
 from orchestrator.config import ROOT
 from orchestrator.ledger import Ledger
 
-pytestmark = [pytest.mark.service("slurm"), pytest.mark.ray]
+pytestmark = [pytest.mark.service("slurm"), pytest.mark.ray, pytest.mark.byhand]
 
 CONFIG = """
 ClusterName=test

@@ -243,6 +243,7 @@ def test_a_head_that_starts_anew_submits_what_it_left_unfinished(head):
 # ---- really
 
 
+@pytest.mark.byhand
 @pytest.mark.ray
 def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(tmp_path, monkeypatch, capfd):
     """A cluster of three nodes on this machine, with one core each."""
