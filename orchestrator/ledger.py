@@ -314,12 +314,15 @@ class Ledger:
             self._results[intern(record["cell"]), intern(record["row"])] = _interned(record)
 
     def _take_left_over(self, log: Log, now: float) -> None:
+        found = False
         for line in log.left_over():
+            found = True
             record = json.loads(line)
             is_held = record["kind"] == "score" and self._scores.get(score_key(record)) == record
             if not is_held and self._takes(record):
                 self.append(record)
-        self.sync(now, force=True)
+        if found:
+            self.sync(now, force=True)
 
 
 def _interned(record: Record) -> dict[str, Any]:

@@ -44,6 +44,7 @@ QUICK = {  # a node that was killed is dead in a second or two, not in twenty
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
 }
+HEAD = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
 END_SECONDS = 30.0  # for processes to be gone
 FAULTS = ("500", "503", "torn", "lost", "cut") * 8 + ("silence",)  # of tests/s3.py; that one takes 20 seconds
 GAVE_UP = re.compile(r"s3://.*(reached max retries|endpoint URL|response stream)")  # a request failed once too often
@@ -147,7 +148,7 @@ class Site:
         self.kills: Counter[str] = Counter()
         self.written: list[dict[str, Any]] = []  # by killed drivers, where it is not in the store itself
         self.gave_up = 0  # drivers whose S3 did not answer
-        self.said = said
+        self.said, self.on_s3 = said, store.startswith("s3://")
         self.driver = self.start("run")
 
     def start(self, verb: str) -> "subprocess.Popen[bytes]":
@@ -163,7 +164,7 @@ class Site:
     def kill(self, kind: str) -> bool:
         """One kill; whether there was something to kill."""
         alive = actors(self.mark)
-        if not alive:  # the driver is still starting: nothing would be learnt
+        if not alive or (kind == "SIGKILL" and self.on_s3 and not journals()):  # nothing would be learnt
             return False
         if kind == "actor":
             os.kill(self.chance.choice(alive), signal.SIGKILL)
@@ -184,7 +185,7 @@ class Site:
         if code not in expected:
             self.go_on(code)
             return
-        self.written += journals() if self.store.startswith("s3://") else []
+        self.written += journals() if self.on_s3 and number == signal.SIGKILL else []
         self.driver = self.start("resume")
 
     def go_on(self, code: int) -> None:
@@ -253,7 +254,7 @@ def cluster_of_three(mark: str) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     with environment(QUICK | {MARK: mark, "PYTHONPATH": str(ROOT)}):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+        cluster = Cluster(initialize_head=True, head_node_args=HEAD)
         try:
             yield cluster
         finally:

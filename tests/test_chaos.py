@@ -15,4 +15,5 @@ def test_a_sweep_whose_actor_driver_and_node_are_killed_is_whole_and_leaves_no_p
         site = chaos(len(kinds), mean_seconds=0.0, seed=0, store="s3://bucket/chaos", limit=4, kinds=kinds)
         assert site.kills == dict.fromkeys(kinds, 1)
         assert decoded("s3://bucket/chaos") == undisturbed(str(tmp_path / "undisturbed"), site.limit)
+        assert site.written
         check_journals(site)
