@@ -80,16 +80,16 @@ def test_a_store_on_s3_has_to_let_one_writer_win(tmp_path, monkeypatch, heeds, l
 
 
 def test_an_mlflow_that_does_not_answer(tmp_path):
-    lines = turned(examined(tmp_path, "mlflow=http://someone:secret@127.0.0.1:9"))
+    lines = turned(examined(tmp_path, "mlflow=http://127.0.0.1:9"))
     assert list(lines) == ["MLflow"]
     assert "http://127.0.0.1:9 does not answer" in lines["MLflow"]
     assert "start it (clusters/mlflow.sh)" in lines["MLflow"]
 
 
 def test_a_database_without_its_driver_or_its_server(tmp_path):
-    lines = turned(examined(tmp_path, "mlflow=postgresql://someone:secret@127.0.0.1:9/mlflow"))
+    lines = turned(examined(tmp_path, "mlflow=postgresql://someone@127.0.0.1:9/mlflow"))
     assert list(lines) == ["MLflow"]
-    assert "secret" not in lines["MLflow"]
+    assert "someone" not in lines["MLflow"]
 
 
 def test_no_sandbox_matters_to_a_grid_that_runs_programs_alone(tmp_path, monkeypatch):
@@ -183,10 +183,12 @@ def test_a_package_that_does_not_work_is_a_line_too(tmp_path, monkeypatch):
 def test_really_a_read_only_store_no_bwrap_no_memory_no_disk_and_no_server(tmp_path):
     """In a container that is so poor: read-only but for a tiny /tmp, with 1 MB of shared memory."""
     bwrap = shutil.which("bwrap", path=os.defpath)
-    poor = "--ro-bind / / --proc /proc --dev /dev --size 1000000 --tmpfs /dev/shm --size 1000000 --tmpfs /tmp"
+    poor = "--ro-bind / / --proc /proc --dev /dev --size 1000000 --tmpfs /dev/shm --size 1000000 --tmpfs /tmp".split()
+    for place in dict.fromkeys((str(ROOT), sys.prefix)):  # they may be under /tmp
+        poor += ["--ro-bind", place, place]
     grid = ["tasks=[mbpp]", "task.mbpp.path=tests/data/mbpp.jsonl", "store=runs/nowhere", "mlflow=http://127.0.0.1:9"]
     ran = subprocess.run(
-        [bwrap, *poor.split(), sys.executable, "launch.py", "doctor", "quickstart", *grid],
+        [bwrap, *poor, sys.executable, "launch.py", "doctor", "quickstart", *grid],
         cwd=ROOT,
         env={"PATH": str(Path(sys.executable).parent), "HOME": "/tmp", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
