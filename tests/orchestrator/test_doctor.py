@@ -183,12 +183,11 @@ def test_a_package_that_does_not_work_is_a_line_too(tmp_path, monkeypatch):
 def test_really_a_read_only_store_no_bwrap_no_memory_no_disk_and_no_server(tmp_path):
     """In a container that is so poor: read-only but for a tiny /tmp, with 1 MB of shared memory."""
     bwrap = shutil.which("bwrap", path=os.defpath)
-    poor = "--ro-bind / / --proc /proc --dev /dev --size 1000000 --tmpfs /dev/shm --size 1000000 --tmpfs /tmp".split()
-    for place in dict.fromkeys((str(ROOT), sys.prefix)):  # they may be under /tmp
-        poor += ["--ro-bind", place, place]
+    poor = "--ro-bind / / --proc /proc --dev /dev --size 1000000 --tmpfs /dev/shm --size 1000000 --tmpfs /tmp"
+    here = [word for place in {str(ROOT), sys.prefix} for word in ("--ro-bind", place, place)]  # may be under /tmp
     grid = ["tasks=[mbpp]", "task.mbpp.path=tests/data/mbpp.jsonl", "store=runs/nowhere", "mlflow=http://127.0.0.1:9"]
     ran = subprocess.run(
-        [bwrap, *poor, sys.executable, "launch.py", "doctor", "quickstart", *grid],
+        [bwrap, *poor.split(), *here, sys.executable, "launch.py", "doctor", "quickstart", *grid],
         cwd=ROOT,
         env={"PATH": str(Path(sys.executable).parent), "HOME": "/tmp", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
