@@ -260,12 +260,10 @@ def task_cost(plan: Plan, results: Results) -> Callable[[Work], float]:
     passes, as if those of all models took as long.
     """
     probes, own, paper = find(plan, [])[0], measured(plan, results), published()
+    passes = {cell.key: _likely_passes(cell, probes.get(cell.model), paper)[0] for cell in plan.grid.cells}
     timed = {cell.key: _pass_seconds(cell, own, probes) for cell in plan.grid.cells}
-    costs = {
-        cell.key: _likely_passes(cell, probes.get(cell.model), paper)[0]
-        * (time[0] if (time := timed[cell.key]) and all(timed.values()) else 1.0)
-        for cell in plan.grid.cells
-    }
+    seconds = {key: passes[key] * time[0] for key, time in timed.items() if time}
+    costs = seconds if len(seconds) == len(passes) else passes
 
     def cost(task: Work) -> float:
         assert isinstance(task, SampleTask)
