@@ -40,6 +40,10 @@ def no_postgres() -> str | None:
     return None if find_spec("psycopg") else "no psycopg; pip install -e '.[services]'"
 
 
+def no_s3() -> str | None:
+    return None if find_spec("flask_cors") else "no moto server; pip install -e '.[test]'"
+
+
 def no_slurm() -> str | None:
     missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if not shutil.which(name)]
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
@@ -49,6 +53,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
     "postgres": no_postgres,
+    "s3": no_s3,
     "slurm": no_slurm,
 }
 """Why a service cannot be used here, None if it can."""
