@@ -424,7 +424,11 @@ def check_room(config: Config, source: Source) -> int:
             reach(workers, source)
         need = wanted_workers(workers) or 1
     live, later = _machines(workers), startable(workers)
-    if any(sum(places(machine, workers) for machine in machines) >= need for machines in (live, later)):
+    room, startable_room = (sum(places(machine, workers) for machine in machines) for machines in (live, later))
+    if workers.count == "auto" and room < need <= startable_room:  # `auto` asks for no machine: one costs money
+        wrong = "no machine with room is up, and `auto` has none started; name a number"
+        raise source.error("workers.count", f"{wrong}, e.g. workers.count={min(startable_room, 8)}")
+    if max(room, startable_room) >= need:
         return need
     machines = live or later
     gpus, cores = (sum(machine.get(resource, 0) for machine in machines) for resource in ("GPU", "CPU"))
