@@ -273,16 +273,9 @@ def cluster(tmp_path, monkeypatch):
 @pytest.mark.ray
 def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(cluster, tmp_path, capfd):
     there, store = ["--address", cluster], f"store={tmp_path}"
-    grid = [
-        "workers.count=2",
-        "decode.gen_length=32",
-        "drafters=[spot]",
-        "budgets=[0,8]",
-        "temperatures=[0]",
-        "mlflow=null",
-        store,
-    ]
-    command = [sys.executable, "launch.py", "submit", "quickstart", *grid, "limit=1000", *there]
+    axes = ["drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "task.arith.size=20000", "decode.gen_length=32"]
+    grid = ["workers.count=2", *axes, "mlflow=null", store]
+    command = [sys.executable, "launch.py", "submit", "quickstart", *grid, "limit=20000", *there]
     client = jobs.connect(cluster)
     _wait(lambda: subprocess.run(command, cwd=ROOT).returncode == 0)  # a head that has just started takes no job yet
 
