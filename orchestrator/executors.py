@@ -347,6 +347,7 @@ def connect(workers: Workers, count: int, scorers: int = 0) -> None:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a CPU actor need not hide the GPUs; no warning
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for any more, at the end
     os.environ.setdefault("RAY_worker_niceness", "0")  # decoding is what a Ray of our own is for
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if workers.address is not None:
