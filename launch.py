@@ -251,12 +251,8 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
         print(f"{stopped}; go on with: {_command('resume', config.folder)}", file=sys.stderr)
         answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=code)
         return code
-    except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
-        why = str(error) if isinstance(error, StoreError) else one_line(error)
-        stopped = f"{config.folder}: the sweep cannot go on ({why})"
-        print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
-        answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=Exit.GAVE_UP)
-        return Exit.GAVE_UP
+    except OSError as error:
+        return _cannot_go_on(config, error, "sweep", "resume", answer)
     results = _print_outcome(console, outcome, config)
     answer.update(sweep=config.name, folder=str(config.folder), exit_code=outcome.exit_code, **_outcome(outcome))
     answer.update(results)
@@ -278,6 +274,15 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
             if mirror.behind:
                 why = mirror.error or "it did not answer in time"
                 say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
+
+
+def _cannot_go_on(config: Config, error: OSError, what: str, verb: str, answer: Answer) -> Exit:
+    """A full disk, a store that is gone: what was recorded before is kept."""
+    why = str(error) if isinstance(error, StoreError) else one_line(error)
+    stopped = f"{config.folder}: the {what} cannot go on ({why})"
+    print(f"error: {stopped}; then: {_command(verb, config.folder)}", file=sys.stderr)
+    answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=Exit.GAVE_UP)
+    return Exit.GAVE_UP
 
 
 def _outcome(outcome: Outcome) -> Answer:
@@ -389,6 +394,8 @@ def rescore(
     except KeyboardInterrupt:
         print("stopped; the scores that were made are kept, and the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
+    except OSError as error:
+        raise typer.Exit(_cannot_go_on(config, error, "scoring", "rescore", answer)) from None
     _print_rescored(console, found)
     if found.scored and config.mlflow is not None:
         _try_sync(console, folder, config.mlflow)
@@ -1238,8 +1245,16 @@ def _print(console: Console, text: str, markup: str = "") -> None:
 def _command(*words: str | Place) -> str:
     """The command line that continues with `words`, as it works when pasted here, in an activated venv or not."""
     python = Path(sys.executable)
-    program = os.path.relpath(python) if python.is_relative_to(ROOT / ".venv") else "python"
-    return shlex.join([program, os.path.relpath(ROOT / "launch.py"), *map(str, words)])
+    program = _from_here(python) if python.is_relative_to(ROOT / ".venv") else "python"
+    return shlex.join([program, _from_here(ROOT / "launch.py"), *map(str, words)])
+
+
+def _from_here(path: Path) -> str:
+    """As short as it can be; the folder that one is in may have been deleted."""
+    try:
+        return os.path.relpath(path)
+    except FileNotFoundError:
+        return str(path)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,15 @@ def no_slurm() -> str | None:
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
 
 
+def too_long() -> str | None:
+    """A test that takes minutes is for `make test-services`, whatever it needs."""
+    return None if os.environ.get("SPOT_SERVICES") else "make test-services takes them"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
+    "minutes": too_long,
     "postgres": no_postgres,
     "s3": no_s3,
     "slurm": no_slurm,

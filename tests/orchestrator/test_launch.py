@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from orchestrator import config as configs
 from orchestrator.ledger import Ledger, read_sweep
 from orchestrator.plan import make_plan
 from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
+from workers.store import StoreError
 from workers.tasks import Canary, Row
 
 print_results = launch._print_results
@@ -192,6 +194,26 @@ def test_rescore_tells_by_its_exit_code_that_texts_are_left_without_a_verdict(ca
     assert run("rescore", "quickstart", "--all", fakes=Fakes(task=FakeTask("fake", unscorable=a_row()))) == 1
     assert "the first: RuntimeError: this text breaks the scorer" in " ".join(capsys.readouterr().out.split())
     assert run("rescore", "quickstart") == 0
+
+
+@pytest.mark.parametrize("kind", [StoreError, partial(OSError, errno.ENOSPC)])
+def test_rescore_that_cannot_write_gives_up_as_a_run_does_and_keeps_what_it_can(kind, monkeypatch, capsys):
+    run("run", "quickstart", *INLINE)
+    before = scores()
+
+    def full(*_):
+        raise kind("there is no room")
+
+    with monkeypatch.context() as poor:
+        poor.setattr(Ledger, "append", full)
+        assert run("rescore", "quickstart", "--all", "--json") == 3
+    captured = capsys.readouterr()
+    said = json.loads(captured.out.splitlines()[-1])
+    assert (said["exit_code"], said["folder"]) == (3, "runs/quickstart")
+    assert "runs/quickstart: the scoring cannot go on (" in said["error"] and "there is no room" in said["error"]
+    assert captured.err.endswith("launch.py rescore runs/quickstart\n")
+    assert scores() == before
+    assert run("rescore", "quickstart", "--all") == 0
 
 
 def test_rescore_needs_the_sweeps_own_data_and_its_lock_and_takes_no_other_grid(capsys):
