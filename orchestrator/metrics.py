@@ -3,25 +3,8 @@
     driver = Driver(..., meter=Metrics("quickstart"))
     executor = RayExecutor(Metered(make_worker, "quickstart"), ...)
 
-In Prometheus every name has `ray_` before it, counters have `_total` after it, and all have `sweep` among their labels.
-
-    spot_decoded             counter   model task method         samples decoded since the driver started
-    spot_failures            counter   model task method cause   samples that failed
-    spot_passes              counter   model task method         target passes of the decoded samples (their NFE)
-    spot_control_passes      counter   model task method         the control's passes on the same prompts
-    spot_accepted            counter   model task method         drafts accepted
-    spot_drafted_passes      counter   model task method         passes that carried drafts
-    spot_tokens              counter   model task method         tokens of the texts
-    spot_decode_seconds      counter   model task method         time that the decoding of these texts took
-    spot_samples             gauge     model task method state   samples of the whole sweep: done, failed, left
-    spot_cells               gauge     state                     cells: done, left
-    spot_workers             gauge     model state               workers: busy, idle, loading, waiting
-    spot_passes_in_flight    gauge     model                     of each worker, passes of the samples it is decoding
-    spot_samples_per_second  gauge                               over the last five minutes
-    spot_seconds_left        gauge                               at that rate
-    spot_texts_to_score      gauge                               decoded, not scored
-    spot_ledger_lag          gauge                               records that are not durable yet
-    spot_mlflow_lag          gauge                               durable records that MLflow lacks
+COUNTERS and GAUGES say what there is; in Prometheus `ray_` is before every name and `_total` after a counter's.
+dashboards/grafana/sweep.json shows them.
 
 Ray forgets a gauge that is not set again within its report interval (10 s; the agents drop it after 20), so all are set
 every few seconds and are gone soon after their driver. Counters stay at their last value until the node's Ray ends;
@@ -45,21 +28,31 @@ from orchestrator.tally import share_of
 from workers.work import ModelSpec, Work
 
 SECONDS = 4.0  # between two settings of the gauges: often enough for Ray, and a few calls a second
-AXES = ("sweep", "model", "task", "method")
 _log = logging.getLogger(__name__)
 
 Labels = tuple[str, ...]
-LABELS: Mapping[str, Labels] = {
-    **dict.fromkeys(("spot_decoded", "spot_passes", "spot_control_passes", "spot_accepted", "spot_drafted_passes",
-                     "spot_tokens", "spot_decode_seconds"), AXES),
-    "spot_failures": (*AXES, "cause"),
-    "spot_samples": (*AXES, "state"),
-    "spot_cells": ("sweep", "state"),
-    "spot_workers": ("sweep", "model", "state"),
-    "spot_passes_in_flight": ("sweep", "model"),
-    **dict.fromkeys(("spot_samples_per_second", "spot_seconds_left", "spot_texts_to_score", "spot_ledger_lag",
-                     "spot_mlflow_lag"), ("sweep",)),
-}  # fmt: skip
+AXES: Labels = ("sweep", "model", "task", "method")
+COUNTERS: Mapping[str, tuple[Labels, str]] = {  # since the driver started
+    "spot_decoded": (AXES, "Samples decoded."),
+    "spot_failures": ((*AXES, "cause"), "Samples that failed."),
+    "spot_passes": (AXES, "Target passes of the decoded samples: their NFE."),
+    "spot_control_passes": (AXES, "Target passes of the draft-free control on the same prompts."),
+    "spot_accepted": (AXES, "Drafts accepted."),
+    "spot_drafted_passes": (AXES, "Target passes that carried drafts."),
+    "spot_tokens": (AXES, "Tokens of the decoded texts."),
+    "spot_decode_seconds": (AXES, "Time that the decoding of these texts took, in seconds."),
+}
+GAUGES: Mapping[str, tuple[Labels, str]] = {  # of the whole sweep
+    "spot_samples": ((*AXES, "state"), "Samples that are done, failed, or left."),
+    "spot_cells": (("sweep", "state"), "Cells that are done, or left."),
+    "spot_workers": (("sweep", "model", "state"), f"Workers that are {', '.join(STATES)}."),
+    "spot_passes_in_flight": (("sweep", "model"), "Target passes of the samples that a worker is decoding."),
+    "spot_samples_per_second": (("sweep",), "Samples a second over the last five minutes."),
+    "spot_seconds_left": (("sweep",), "Time left at that rate, in seconds."),
+    "spot_texts_to_score": (("sweep",), "Texts that are decoded and not scored."),
+    "spot_ledger_lag": (("sweep",), "Records that are not durable yet."),
+    "spot_mlflow_lag": (("sweep",), "Durable records that MLflow lacks."),
+}
 
 
 def of_ray() -> Any:
@@ -107,20 +100,21 @@ class Metrics:
     def _tell(self, ray: Any, gauges: Mapping[tuple[str, Labels], float]) -> None:
         for (name, labels), amount in self._due.items():
             if amount > 0:
-                self._instrument(ray.Counter, name).inc(amount, self._tags(name, labels))
+                self._instrument(ray.Counter, COUNTERS, name).inc(amount, self._tags(COUNTERS, name, labels))
         self._due.clear()
         gone = dict.fromkeys(self._set - gauges.keys(), 0.0)  # a state that no worker is in any more
         for (name, labels), value in {**gone, **gauges}.items():
-            self._instrument(ray.Gauge, name).set(value, self._tags(name, labels))
+            self._instrument(ray.Gauge, GAUGES, name).set(value, self._tags(GAUGES, name, labels))
         self._set |= gauges.keys()
 
-    def _instrument(self, kind: Any, name: str) -> Any:
+    def _instrument(self, kind: Any, known: Mapping[str, tuple[Labels, str]], name: str) -> Any:
         if name not in self._made:
-            self._made[name] = kind(name, tag_keys=LABELS[name])
+            labels, said = known[name]
+            self._made[name] = kind(name, description=said, tag_keys=labels)
         return self._made[name]
 
-    def _tags(self, name: str, labels: Labels) -> dict[str, str]:
-        return dict(zip(LABELS[name], (self._sweep, *labels), strict=True))
+    def _tags(self, known: Mapping[str, tuple[Labels, str]], name: str, labels: Labels) -> dict[str, str]:
+        return dict(zip(known[name][0], (self._sweep, *labels), strict=True))
 
 
 def _measured(record: Record) -> Iterator[tuple[str, float]]:
@@ -194,7 +188,8 @@ class _MeteredWorker:
 
     def _tell(self) -> None:
         try:
-            gauge = of_ray().Gauge("spot_passes_in_flight", tag_keys=LABELS["spot_passes_in_flight"])
+            labels, said = GAUGES["spot_passes_in_flight"]
+            gauge = of_ray().Gauge("spot_passes_in_flight", description=said, tag_keys=labels)
             while True:
                 gauge.set(self.in_flight, self._tags)
                 time.sleep(SECONDS)

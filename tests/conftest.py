@@ -45,10 +45,21 @@ def no_slurm() -> str | None:
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
 
 
+def no_prometheus() -> str | None:
+    missing = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
+    return f"no {', '.join(missing)}; Debian's prometheus has them" if missing else None
+
+
+def no_grafana_schema() -> str | None:
+    return None if find_spec("grafana_foundation_sdk") else "no grafana_foundation_sdk; pip install -e '.[services]'"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
+    "grafana-schema": no_grafana_schema,
     "postgres": no_postgres,
+    "prometheus": no_prometheus,
     "slurm": no_slurm,
 }
 """Why a service cannot be used here, None if it can."""
