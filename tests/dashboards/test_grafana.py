@@ -154,16 +154,21 @@ def until(condition, seconds=240.0):
 
 @pytest.fixture
 def running(tmp_path):
-    """A sweep on a Ray cluster, of which every eighth prompt fails, and a Prometheus that watches it."""
+    """A sweep on a Ray cluster, of which every other prompt fails, and a Prometheus that watches it."""
     from ray.cluster_utils import Cluster
 
-    questions = [f"Mia has {i} pens. How many?{' <|MASK|>' * (i % 8 == 0)}" for i in range(4000)]
+    questions = [f"Mia has {i} pens. How many?{' <|MASK|>' * (i % 2)}" for i in range(4000)]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": q, "answer": "#### 1"}) + "\n" for q in questions))
     node = {"num_cpus": 2, "object_store_memory": 100 << 20, "dashboard_agent_listen_port": 0}
-    cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": free_port()})
+    head = {**node, "include_dashboard": True, "dashboard_port": free_port()}
+    try:
+        cluster = Cluster(True, head_node_args=head)
+    except Exception:  # a bare one, where a busy machine starts Ray too slowly
+        cluster = Cluster(True, head_node_args=head)
     prometheus = Prometheus(tmp_path, cluster.head_node.get_session_dir_path())
     sweep = ["name=mine", "tasks=[gsm8k]", f"task.gsm8k.path={rows}", "limit=4000", "temperatures=[0]", "mlflow=null"]
+    sweep += ["drafters=[spot]", "budgets=[0,8]"]
     where = [f"store={tmp_path}", f"workers.address={cluster.address}", "workers.count=1", "workers.scorers=1"]
     command = [sys.executable, "launch.py", "run", "quickstart", *sweep, *where, "decode.gen_length=32"]
     driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -190,14 +195,13 @@ def test_every_query_of_the_dashboard_has_data_while_a_sweep_runs_and_none_of_no
         assert driver.poll() is None, "the sweep ended"
         return [title for title, query in wanted if not prometheus.values(query)]
 
-    until(lambda: not lacking() or print("no data yet:", lacking()))
+    until(lambda: not lacking())
     offered = {name: prometheus.choices(query) for name, query in VARIABLES.items()}
     assert offered == {"sweep": ["mine"], "model": ["tiny-sdar"], "task": ["gsm8k"]}
 
     driver.send_signal(signal.SIGINT)
     assert driver.wait(120) == 130
-    until(lambda: not prometheus.values('ray_spot_samples{sweep="$sweep"}'), 90.0)
-    assert not any(prometheus.values(f'{name}{{sweep="$sweep"}}') for name in map("ray_{}".format, GAUGES))
+    until(lambda: not any(prometheus.values(f'ray_{name}{{sweep="$sweep"}}') for name in GAUGES), 120.0)
     results = Ledger(folder).results().values()
     passes = sum(record["nfe"] for record in results if record["status"] == "ok")
     assert prometheus.values('sum(ray_spot_passes_total{sweep="$sweep"})') == [pytest.approx(passes, rel=0.2)]
