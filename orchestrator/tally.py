@@ -61,7 +61,8 @@ class Tally:
         self._cells_done = sum(not left for left in self._left.values())
         self._alike: dict[Sample, tuple[str, str]] = {}  # the group of a failed sample
         self._groups: dict[tuple[str, str], dict[Sample, str]] = {}  # (cause, error without numbers) -> errors
-        self._finished: deque[float] = deque()
+        self._finished: deque[float] = deque()  # in unix seconds, as good as in order
+        self._latest = float("-inf")
         self._began: float | None = None
 
     def begin(self, now: float) -> None:
@@ -83,6 +84,7 @@ class Tally:
             self._forget(sample, before)
         if at is not None:
             self._finished.append(at)
+            self._latest = max(self._latest, at)
         if record["status"] != "ok":
             sums.failed += 1
             self._remember(sample, record)
@@ -143,10 +145,10 @@ class Tally:
         )
 
     def _rate(self, now: float) -> float:
-        now = max(now, max(self._finished, default=now))  # a worker's clock may be ahead
+        now = max(now, self._latest)  # a worker's clock may be ahead
         while self._finished and self._finished[0] < now - RATE_SECONDS:
             self._finished.popleft()
-        since = self._began if self._began is not None else min(self._finished, default=now)
+        since = self._began if self._began is not None else next(iter(self._finished), now)
         elapsed = min(RATE_SECONDS, now - since)
         return len(self._finished) / elapsed if elapsed > 0 else 0.0
 
