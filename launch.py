@@ -44,12 +44,13 @@ from orchestrator.executors import (
 )
 from orchestrator.grid import decode_spec
 from orchestrator.ledger import FULL, Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
+from orchestrator.metrics import Metered, Metrics
 from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
 from orchestrator.progress import counter, view
 from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
 from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
-from orchestrator.standing import failures_table, follow, states_table
+from orchestrator.standing import failures_table, follow, read_workers, states_table
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
 from workers.store import Place, StoreError, open_store, place
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
@@ -265,10 +266,11 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
         pending = any(plan.waves(ledger.results(), retry_failed))
         mirror, say = _mirror(_amend(console, plan, workers, pending)), partial(_print, console)
         try:
-            with view(console) as shown:
+            with view(console, config.name) as shown:
                 make_executor = partial(_executor, config, workers, count)
                 make_scorers = partial(_scorers, config, workers, count)
-                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say)
+                meter = Metrics(config.name) if _on_cluster(config) else None
+                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say, meter=meter)
                 return driver.run(retry_failed, fail_fast)
         finally:
             if mirror.behind:
@@ -334,7 +336,13 @@ def _changed_sources(name: str) -> str:
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
     if config.workers.executor == "inline":
         return InlineExecutor(workers.make_worker, count)
-    return RayExecutor(workers.make_worker, config.workers, count, wanted_scorers(config.workers, count))
+    make_worker = Metered(workers.make_worker, config.name) if _on_cluster(config) else workers.make_worker
+    return RayExecutor(make_worker, config.workers, count, wanted_scorers(config.workers, count))
+
+
+def _on_cluster(config: Config) -> bool:
+    """Whether there is a Ray that somebody may watch, and not one that is here for this sweep alone."""
+    return config.workers.executor == "ray" and config.workers.address is not None
 
 
 def _scorers(config: Config, workers: Backend, decoding: int) -> Scorers:
@@ -490,18 +498,19 @@ def status(
     """How far a sweep is, read from its ledger: works with or without a driver, starts nothing.
 
     JSON: sweep, folder, driver, finished, cells, cells_done, samples, samples_done, failed, rate, seconds_left, nfe,
-    to_score, causes, texts, states, failures ([{cause, error, count, cells, rows}]), table.
+    nfe_ratio, workers (by model and state), to_score, causes, texts, states, failures ([{cause, error, count, cells,
+    rows}]), table.
     """
     answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     driver, standing, console = holder(folder), next(follow(folder)), Console()
-    answer.update(standing.as_dict(driver, time.time()))
+    shown = standing.progress(time.time(), read_workers(folder) if driver else {})
+    answer.update(standing.as_dict(driver, shown))
     failures = standing.failures()
     if not failed:
         console.print(states_table(standing.states))
     if failures:
         console.print(failures_table(failures))
-    shown = standing.progress(time.time())
     done = f"{shown.samples_done - shown.failed}/{shown.samples} samples, {shown.failed} failed"
     who = f"a driver is at work ({driver})" if driver else "no driver is running"
     _print(console, f"{done}, {_texts(standing.texts)}; {who}")
@@ -514,18 +523,19 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
     Exit code 0 once it is complete, 1 if samples failed or the driver is gone before the end.
 
     JSON: a line whenever something has changed: sweep, driver, finished, cells, cells_done, samples, samples_done,
-    failed, rate, seconds_left, nfe, to_score, causes.
+    failed, rate, seconds_left, nfe, nfe_ratio, workers (by model and state), to_score, causes.
     """
     stdout = sys.stdout
     context.with_resource(answering(as_json, once=False))
     folder, console, said = _viewed(name, overrides), Console(), ""
     standings = follow(folder)
-    with view(console) as shown:
+    with view(console, folder.name) as shown:
         while True:
             driver = holder(folder)  # first: what it writes before it ends is read then
-            standing, now = next(standings), time.time()
-            shown.update(standing.progress(now))
-            line = json.dumps(standing.line(driver, now), ensure_ascii=False)
+            standing = next(standings)
+            progress = standing.progress(time.time(), read_workers(folder) if driver else {})
+            shown.update(progress)
+            line = json.dumps(standing.line(driver, progress), ensure_ascii=False)
             if as_json and line != said:
                 print(said := line, file=stdout, flush=True)
             if driver is None or standing.ended:

@@ -40,10 +40,6 @@ def no_postgres() -> str | None:
     return None if find_spec("psycopg") else "no psycopg; pip install -e '.[services]'"
 
 
-def no_s3() -> str | None:
-    return None if find_spec("flask_cors") else "no moto server; pip install -e '.[test]'"
-
-
 def no_slurm() -> str | None:
     missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if not shutil.which(name)]
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
@@ -54,12 +50,22 @@ def too_long() -> str | None:
     return None if os.environ.get("SPOT_SERVICES") else "make test-services takes them"
 
 
+def no_prometheus() -> str | None:
+    missing = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
+    return f"no {', '.join(missing)}; Debian's prometheus has them" if missing else None
+
+
+def no_grafana_schema() -> str | None:
+    return None if find_spec("grafana_foundation_sdk") else "no grafana_foundation_sdk; pip install -e '.[services]'"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
     "minutes": too_long,
+    "grafana-schema": no_grafana_schema,
     "postgres": no_postgres,
-    "s3": no_s3,
+    "prometheus": no_prometheus,
     "slurm": no_slurm,
 }
 """Why a service cannot be used here, None if it can."""
