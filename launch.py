@@ -725,7 +725,8 @@ def decode(
 
     By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
 
-    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds.
+    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds, replay (every pass as
+    workers/replay.py has it, null with --no-passes).
     """
     answer = context.with_resource(answering(as_json))
     one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
@@ -743,8 +744,9 @@ def decode(
     spec = decode_spec(config, model, cell.temperature, cell.seed)
     task = SampleTask("", model, "prompt", prompt, prompt, spec, None)
     with said_in_one_line(f"model {cell.model} could not decode this"):
-        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
-    for line in narrate(worker, decoding) if passes else ():
+        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget), keep=passes)
+    replay = worker.replay(task, decoding) if passes else None
+    for line in narrate(replay) if replay else ():
         print(line)
     text = worker.text(decoding.tokens)
     print(text)
@@ -752,7 +754,7 @@ def decode(
     if as_json:
         offered, taken = ([getattr(a_pass, what) for a_pass in decoding.passes] for what in ("drafted", "accepted"))
         answer.update(cell=cell.label, text=text, tokens=decoding.tokens, nfe=decoding.nfe, seconds=decoding.seconds)
-        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken)
+        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken, replay=replay)
 
 
 # ---- a new machine
