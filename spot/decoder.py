@@ -124,7 +124,9 @@ def decode(
 ) -> Decoding:
     """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0.
 
-    With `keep`, passes keep the states that they scored, which a replay shows. Raises ValueError where the prompt holds the mask token, which would be decoded too.
+    With `keep`, passes keep the states that they scored, which a replay shows.
+
+    Raises ValueError where the prompt holds the mask token, which would be decoded too.
     """
     if target.config.mask_id in prompt:
         at = prompt.index(target.config.mask_id)
