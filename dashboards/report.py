@@ -16,25 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dashboards import plots
-from orchestrator import results
+from orchestrator import results, tables
 from orchestrator.ledger import Sweep
 from orchestrator.progress import duration
 from workers.store import Place, open_store
 
 SHOWN_SAMPLES = 20  # of each (model, task, T, seed): the page is to be mailed, the ledger has the rest
-_HEADINGS = (
-    "method",
-    "budget",
-    "T",
-    "NFE",
-    "NFE ratio",
-    "throughput ratio",
-    "acceptance",
-    "oracle share",
-    "accuracy",
-    "identical",
-    "n/N",
-)
 _FIGURES = (
     ("Target passes", "NFE per sample; lower is better.", plots.nfe_by_budget),
     ("Speed", "What the saved passes bring; numbers are budgets.", plots.throughput_by_nfe),
@@ -53,18 +40,13 @@ def write_report(folder: Place) -> Place:
 def render(sweep: Sweep, samples: pd.DataFrame) -> str:
     """The page as a string. The same records give the same page."""
     table = results.summary(sweep, samples)
-    merged = results.over_seeds(table).to_dict("records")
-    rows = [line | {"raw": raw} for line, raw in zip(results.display_rows(table), merged, strict=True)]
-    shares = results.has_oracle(rows)
+    rows = results.over_seeds(table, samples)
+    merged = rows.to_dict("records")
     return environment().get_template("report.html.j2").render(
         name=sweep.name,
         facts=_facts(table, samples),
-        headings=[name for name in _HEADINGS if name != "oracle share" or shares],
-        shares=shares,
-        table=_grouped(rows),
-        interval=_interval,
-        oracles=any(results.is_oracle(row["method"]) for row in merged),
-        shared=any(row["shared"] for row in merged),
+        table_style=Markup(tables.HTML_STYLE),
+        tables=[Markup(tables.to_html(layout(rows))) for layout in (tables.main, tables.long)],
         verdict=_verdict(merged),
         exceptions=_exceptions(merged),
         groups=_figures(merged),
@@ -94,20 +76,6 @@ def _facts(table: pd.DataFrame, samples: pd.DataFrame) -> list[tuple[str, str]]:
         values = sorted({str(value) for value in samples[name].dropna()})
         facts += [(name, ", ".join(values))] if values else []
     return facts
-
-
-def _grouped(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(f"{row['model']} · {row['task']}", []).append(row)
-    return list(groups.items())
-
-
-def _interval(row: dict[str, Any], name: str) -> Markup:
-    low, high = row["raw"].get(f"{name}_low"), row["raw"].get(f"{name}_high")
-    if low is None or row["raw"]["method"] == results.CONTROL:
-        return Markup("")
-    return Markup(" <small>{:.2f}–{:.2f}</small>").format(low, high)
 
 
 def _verdict(merged: list[dict[str, Any]]) -> dict[str, str]:
