@@ -1221,11 +1221,11 @@ def _accuracy(right: tuple[int, int]) -> str:
 def _print_results(console: Console, folder: Place) -> Answer:
     """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
-    from orchestrator import results
+    from orchestrator import results, tables
 
     sweep, samples = results.load(folder)
     summary, page = results.summary(sweep, samples), str(write_report(folder))
-    console.print(results.table(summary))
+    console.print(tables.terminal(tables.long(results.over_seeds(summary, samples)), console.width))
     _print(console, f"report: {page}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from dashboards import browser, plots
 from dashboards.predict import Prediction, predictions
-from orchestrator import config, results
+from orchestrator import config, results, tables
 from orchestrator.ledger import Ledger, Sweep, read_sweep
 from orchestrator.progress import duration
 from workers.store import Place, open_store
@@ -30,19 +30,6 @@ MOST_GROUPS = 24  # (model, task, T) with figures: seven of a dozen kilobytes ea
 MOST_LINES = 2000  # of the table
 MOST_DIFFERENT = 50  # samples listed whose text is not the control's
 NO_ACCURACY = pd.DataFrame(columns=["model", "task", "temperature", "measure", "by", "at", "share"])
-_HEADINGS = (
-    "method",
-    "budget",
-    "T",
-    "NFE",
-    "NFE ratio",
-    "throughput ratio",
-    "acceptance",
-    "oracle share",
-    "accuracy",
-    "identical",
-    "n/N",
-)
 
 
 @dataclass(frozen=True)
@@ -84,23 +71,19 @@ def render(
 ) -> str:
     """The page as a string. The same records give the same page."""
     table = results.summary(sweep, samples)
-    merged = results.over_seeds(table).to_dict("records")
-    rows = [line | {"raw": raw} for line, raw in zip(results.display_rows(table), merged, strict=True)]
-    shares = results.has_oracle(rows)
+    rows = results.over_seeds(table, samples)
+    merged = rows.to_dict("records")
     shown = browser.shown(sweep, samples, replays)
     script = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
     groups = _groups(merged)
     return environment().get_template("report.html.j2").render(
         name=sweep.name,
         facts=_facts(table, samples),
-        headings=[name for name in _HEADINGS if name != "oracle share" or shares],
-        shares=shares,
-        table=_grouped(rows[:MOST_LINES]),
+        table_style=Markup(tables.HTML_STYLE),
+        main=Markup(tables.to_html(tables.main(rows[:MOST_LINES]))),
+        long=Markup(tables.to_html(tables.long(rows[:MOST_LINES]))),
         lines=len(rows),
         most_lines=MOST_LINES,
-        interval=_interval,
-        oracles=any(results.is_oracle(row["method"]) for row in merged),
-        shared=any(row["shared"] for row in merged),
         verdict=_verdict(merged),
         lossless=_lossless(merged),
         different=_different(samples, shown),
@@ -138,20 +121,6 @@ def _facts(table: pd.DataFrame, samples: pd.DataFrame) -> list[tuple[str, str]]:
         values = sorted({str(value) for value in samples[name].dropna()})
         facts += [(name, ", ".join(values))] if values else []
     return facts
-
-
-def _grouped(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(f"{row['model']} · {row['task']}", []).append(row)
-    return list(groups.items())
-
-
-def _interval(row: dict[str, Any], name: str) -> Markup:
-    low, high = row["raw"].get(f"{name}_low"), row["raw"].get(f"{name}_high")
-    if low is None or row["raw"]["method"] == results.CONTROL:
-        return Markup("")
-    return Markup(" <small>{:.2f}–{:.2f}</small>").format(low, high)
 
 
 def _verdict(merged: list[dict[str, Any]]) -> dict[str, str]:
