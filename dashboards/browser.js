@@ -26,7 +26,10 @@
     return element;
   }
 
-  const place = (at) => at.slice(0, 2).concat(`T ${at[2]}`, `seed ${at[3]}`).join(" · ");
+  const words = [String, String, (value) => `T ${value}`, (value) => `seed ${value}`];
+  const varies = words.map((_, axis) => new Set(data.cells.map((at) => at[axis])).size > 1);
+  const place = (at, axes = words.map(() => true)) =>
+    words.map((word, axis) => word(at[axis])).filter((_, axis) => axes[axis]).join(" · ");
   const method = (at) => (at[5] ? `${at[4]} ${at[5]}` : at[4]);
 
   // ---- filter
@@ -72,8 +75,8 @@
       make("span", { class: `mark ${CORRECT[sample.correct].replace(" ", "-")}`, title: CORRECT[sample.correct] },
         MARK[sample.correct]),
       make("code", {}, sample.row),
-      make("span", { class: "method" }, method(sample.at)),
-      make("span", { class: "place" }, place(sample.at)),
+      make("span", {}, method(sample.at), " ", make("span", { class: "place" }, [place(sample.at, varies), sample.replay === null ? "" : "▶ replay"]
+        .filter(Boolean).join(" · "))),
       make("span", { class: "nfe" }, good ? `${sample.nfe} passes` : ""),
       make("span", { class: `state ${sample.state}` }, sample.state === "identical" && !sample.passes ? "" : sample.state),
     );
@@ -107,7 +110,7 @@
     if (sample.state !== "failed") {
       said.push(`${sample.nfe} target passes, the control ${sample.controlNfe}`);
       if (sample.passes) said.push(`${sample.accepted} drafts accepted in ${sample.passes} drafted passes`);
-      if (sample.seconds) said.push(`${sample.seconds} s`);
+      if (sample.seconds) said.push(`${Number(sample.seconds.toPrecision(3))} s`);
     }
     said.push(CORRECT[sample.correct] + (sample.answer === null ? "" : `: ${sample.answer}`));
     return said.join(" · ");
@@ -117,14 +120,14 @@
 
   /** Both texts in one: what only the control has struck out, what only this one has underlined. */
   function difference(old, now) {
-    const [a, b] = [words(old), words(now)];
+    const [a, b] = [split(old), split(now)];
     const box = make("pre", { class: "difference" });
     if (old === now) return make("p", {}, "The same text of other tokens.");
     for (const [tag, text] of edits(a, b)) box.append(tag ? make(tag, {}, text) : text);
     return box;
   }
 
-  const words = (text) => text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || [];
+  const split = (text) => text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || [];
 
   /** [tag, text] pieces of the longest common subsequence; one great edit where that would take too long. */
   function edits(a, b) {
@@ -209,7 +212,7 @@
     }
 
     const legend = make("p", { class: "legend" }, ...[["offered", "offered"], ["taken", "a draft, accepted"],
-      ["new", "the target's own step"]].map(([kind, words]) => make("span", {}, make("i", { class: `token ${kind}` }), words)));
+      ["new", "the target's own step"]].map(([kind, said]) => make("span", {}, make("i", { class: `token ${kind}` }), said)));
     const bar = make("div", { class: "bar" }, button("◀", "a step back (left arrow)", () => go(now - 1)), play,
       button("▶|", "a step on (right arrow)", () => go(now + 1)), slider);
     const box = make("div", { class: "player", tabindex: 0, role: "group", "aria-label": "replay; arrow keys step, space plays",
@@ -254,9 +257,9 @@
     drafts.forEach(([parent], i) => children.set(parent, [...(children.get(parent) || []), i + 1]));
     const under = (number) => (children.has(number) ? make("ul", {}, ...children.get(number).map(node)) : null);
     const node = (number) => {
-      const words = pairs(drafts[number - 1].slice(1)).map(([at, piece]) => [make("small", {}, String(at)), token(piece)]);
+      const commits = pairs(drafts[number - 1].slice(1)).map(([at, piece]) => [make("small", {}, String(at)), token(piece)]);
       const kind = taken === null ? "offered" : taken.has(number) ? "taken" : "missed";
-      return make("li", {}, make("span", { class: `token ${kind}` }, ...words.flat()), under(number));
+      return make("li", {}, make("span", { class: `token ${kind}` }, ...commits.flat()), under(number));
     };
     return under(0) || make("ul");
   }

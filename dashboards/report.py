@@ -82,6 +82,7 @@ def render(
         table_style=Markup(tables.HTML_STYLE),
         main=Markup(tables.to_html(tables.main(rows[:MOST_LINES]))),
         long=Markup(tables.to_html(tables.long(rows[:MOST_LINES]))),
+        oracles=any(results.is_oracle(row["method"]) for row in merged),
         lines=len(rows),
         most_lines=MOST_LINES,
         verdict=_verdict(merged),
@@ -243,4 +244,4 @@ def _said(predicted: dict[str, Prediction]) -> str:
     pays = any(prediction.best[1] > 1 for prediction in predicted.values())
     misses = [prediction.miss for prediction in predicted.values() if prediction.miss is not None]
     said += "." if pays else "; no budget pays here."
-    return said + (f" Budgets left out of it are predicted within {max(misses):.0%}." if misses else "")
+    return said + (f" A budget left out is predicted within {max(misses):.0%}." if misses else "")

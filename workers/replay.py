@@ -4,6 +4,7 @@ Small enough for a record (some kilobytes), and whole: tokens are text, so that 
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from spot.decoder import Commit, Decoding, Pass
@@ -42,15 +43,18 @@ def replay(
 
 
 def _drafts(one: Pass, mask_id: int) -> list[tuple[int, list[Commit]]]:
-    """For each draft of a pass the fullest state that it extends, the first of several, and the commits between.
+    """For each draft of a pass the state that it extends and the commits between.
 
-    One that contradicts the block, as no drafter of ours does, is taken to extend it.
+    That is the one the walk came from, or else the fullest, the first of several. A draft that contradicts the block,
+    as no drafter of ours makes one, is taken to extend it.
     """
+    came_from = {to: number for number, to in pairwise(one.path)}
     filled = [frozenset((at, token) for at, token in enumerate(node, one.start) if token != mask_id)
               for node in one.nodes]  # fmt: skip
     drafts = []
-    for state in filled[1:]:
-        smaller = (number for number, other in enumerate(filled) if other < state)
-        parent = max(smaller, key=lambda number: len(filled[number]), default=0)
+    for number, state in enumerate(filled[1:], start=1):
+        smaller = (other for other, its in enumerate(filled) if its < state)
+        fullest = max(smaller, key=lambda other: len(filled[other]), default=0)
+        parent = came_from.get(number, fullest)
         drafts.append((parent, sorted(state - filled[parent])))
     return drafts
