@@ -742,7 +742,8 @@ def decode(
 
     By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
 
-    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds.
+    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds, replay (every pass as
+    workers/replay.py has it, null with --no-passes).
     """
     answer = context.with_resource(answering(as_json))
     one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
@@ -760,8 +761,9 @@ def decode(
     spec = decode_spec(config, model, cell.temperature, cell.seed)
     task = SampleTask("", model, "prompt", prompt, prompt, spec, None)
     with said_in_one_line(f"model {cell.model} could not decode this"):
-        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
-    for line in narrate(worker, decoding) if passes else ():
+        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget), keep=passes)
+    replay = worker.replay(task, decoding) if passes else None
+    for line in narrate(replay) if replay else ():
         print(line)
     text = worker.text(decoding.tokens)
     print(text)
@@ -769,7 +771,7 @@ def decode(
     if as_json:
         offered, taken = ([getattr(a_pass, what) for a_pass in decoding.passes] for what in ("drafted", "accepted"))
         answer.update(cell=cell.label, text=text, tokens=decoding.tokens, nfe=decoding.nfe, seconds=decoding.seconds)
-        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken)
+        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken, replay=replay)
 
 
 # ---- a new machine
@@ -1236,11 +1238,11 @@ def _accuracy(right: tuple[int, int]) -> str:
 def _print_results(console: Console, folder: Place) -> Answer:
     """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
-    from orchestrator import results
+    from orchestrator import results, tables
 
     sweep, samples = results.load(folder)
     summary, page = results.summary(sweep, samples), str(write_report(folder))
-    console.print(results.table(summary))
+    console.print(tables.terminal(tables.long(results.over_seeds(summary, samples)), console.width))
     _print(console, f"report: {page}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")

@@ -512,7 +512,7 @@ def test_decode_takes_the_first_value_of_every_axis(overrides, chosen, monkeypat
         def __init__(self, model):
             pass
 
-        def decode(self, task, method):
+        def decode(self, task, method, keep):
             taken.append((method.drafter and method.drafter.name, method.budget))
             return SimpleNamespace(tokens=[])
 
@@ -535,7 +535,7 @@ class Undecoding:
     def __init__(self, model):
         pass
 
-    def decode(self, task, method):
+    def decode(self, task, method, keep):
         raise RuntimeError("out of\nmemory")
 
 
