@@ -350,10 +350,9 @@ def _mirror(sweep: Sweep) -> Mirror:
     uri = sweep.config["mlflow"]
     if uri is None:
         return NoMirror()
-    from dashboards.report import write_report
     from orchestrator import tracking
 
-    return tracking.Mirror(uri, sweep, write_report)
+    return tracking.Mirror(uri, sweep, _drawings())
 
 
 @app.command()
@@ -548,7 +547,15 @@ def report(context: typer.Context, name: SweepName, overrides: Overrides = None,
 
 
 @app.command()
-def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def sync(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    anew: Annotated[
+        bool, typer.Option("--rebuild", help="Delete this sweep's runs there, and make them anew.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work.
 
     JSON: folder, mlflow.
@@ -558,21 +565,29 @@ def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, a
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
-    _sync(folder, uri)
+    _sync(folder, uri, anew)
     _print(Console(), f"MLflow at {uri} has all of {folder}")
     answer.update(folder=str(folder), mlflow=uri)
 
 
-def _sync(folder: Place, uri: str) -> None:
-    from dashboards.report import write_report
+def _sync(folder: Place, uri: str, anew: bool = False) -> None:
     from orchestrator import tracking
 
     try:
-        tracking.rebuild(uri, folder, write_report)
+        tracking.rebuild(uri, folder, _drawings(), anew)
     except UserError:
         raise
     except Exception as error:  # whatever MLflow and its database make of it
-        raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
+        raise UserError(str(folder), "mlflow", f"{uri}: {tracking.why(error)}") from None
+
+
+def _drawings() -> Any:
+    """What dashboards/ draws for MLflow."""
+    from dashboards import mlflow_plots
+    from dashboards.report import write_report
+    from orchestrator.tracking import Drawings
+
+    return Drawings(write_report, mlflow_plots.of_cell, mlflow_plots.of_sweep)
 
 
 def _try_sync(console: Console, folder: Place, uri: str) -> None:
