@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,26 +25,37 @@ def connect(uri: str) -> MlflowClient:
     """A client that gives up soon: the ledger waits better than the thread does. The user's own settings win."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # of a node that may have no network
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow import MlflowClient
 
     for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they would write into the live panel; we say it once
-    if database := _database(uri):
-        database.parent.mkdir(parents=True, exist_ok=True)
+    if found := database(uri):
+        found.parent.mkdir(parents=True, exist_ok=True)
     return MlflowClient(tracking_uri=uri)
 
 
-def _database(uri: str) -> Path | None:
+def database(uri: str) -> Path | None:
     """The file behind a SQLite address, None for any other."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
+def free_port(first: int = 5000) -> int:
+    """The first port of this machine from `first` on that nobody listens at: MLflow's own says no with a traceback."""
+    for port in range(first, first + 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError("", "", f"ports {first} to {first + 99} are all in use")
+
+
 def artifact_root(uri: str, store: Place) -> str | None:
     """Where artifacts go: beside a SQLite file, in the sweep's store with another database; a server's own choice."""
-    if database := _database(uri):
-        return (database.parent / "mlartifacts").resolve().as_uri()
-    if uri.startswith("http") or uri == "databricks":
+    if found := database(uri):
+        return (found.parent / "mlartifacts").resolve().as_uri()
+    if uri.startswith(("http", "databricks")):
         return None
     root = store / "mlartifacts"
     return root.resolve().as_uri() if isinstance(root, Path) else str(root)
@@ -86,4 +99,4 @@ def why(error: Exception) -> str:
         return "the database does not let you in; PGPASSWORD or ~/.pgpass says who you are"
     if "Max retries exceeded" in text or "Connection refused" in text or "timed out" in text.lower():
         return "it does not answer"
-    return f"{type(error).__name__}: {text.strip()}".partition("\n")[0][:200]
+    return " ".join(f"{type(error).__name__}: {text}".split())[:200]

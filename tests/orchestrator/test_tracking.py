@@ -5,8 +5,11 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -75,8 +78,8 @@ def values(uri, cell, metric):
 def artifacts(client, run_id, path=None):
     """The paths of all files among a run's artifacts."""
     found = client.list_artifacts(run_id, path)
-    below = [artifacts(client, run_id, entry.path) for entry in found if entry.is_dir]
-    return sorted([entry.path for entry in found if not entry.is_dir] + sum(below, []))
+    below = [name for entry in found if entry.is_dir for name in artifacts(client, run_id, entry.path)]
+    return sorted([entry.path for entry in found if not entry.is_dir] + below)
 
 
 def contents(uri):
@@ -94,13 +97,26 @@ def contents(uri):
             "tags": tags,
             "params": run.data.params,
             "data": [(i.dataset.name, i.dataset.digest, i.dataset.source) for i in run.inputs.dataset_inputs],
-            "metrics": {
-                name: sorted((m.step, m.timestamp, m.value) for m in client.get_metric_history(run.info.run_id, name))
-                for name in run.data.metrics
-            },
+            "metrics": histories(uri, run),
             "artifacts": artifacts(client, run.info.run_id),
         }
     return seen
+
+
+def histories(uri, run):
+    """(metric, step, time, value) of all that a run has; from the file, where that saves a request a metric."""
+    if uri.startswith("sqlite:///"):
+        with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
+            query = "select key, step, timestamp, value from metrics where run_uuid = ?"
+            return sorted(database.execute(query, [run.info.run_id]))
+    client = mlflow_store.connect(uri)
+    points = [point for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)]
+    return sorted((point.key, point.step, point.timestamp, point.value) for point in points)
+
+
+def of_samples(points):
+    """Those that are no cell's summary."""
+    return [point for point in points if "/" not in point[0]]
 
 
 def drawn(*_):
@@ -345,9 +361,9 @@ def test_a_failed_sample_that_is_tried_again_looks_alike_live_and_rebuilt(uri, t
     assert statuses(uri)[SPOT.key] == "FINISHED"
     assert values(uri, SPOT, "failed") == [(1, 0.0), (1, 1.0)]
     assert runs(uri)[SPOT.key].data.metrics["failed"] == 0.0
-    live = {name: points for name, points in contents(uri)[SPOT.key]["metrics"].items() if "/" not in name}
+    live = of_samples(contents(uri)[SPOT.key]["metrics"])
     tracking.rebuild(uri, sweep.folder, anew=True)
-    assert {name: points for name, points in contents(uri)[SPOT.key]["metrics"].items() if "/" not in name} == live
+    assert of_samples(contents(uri)[SPOT.key]["metrics"]) == live
 
 
 def test_a_losslessness_bug_fails_the_sweep(uri, tmp_path):
@@ -449,7 +465,7 @@ def test_a_mirror_that_is_ended_at_any_request_and_begun_again_ends_as_one_that_
     sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
     tracking.rebuild(uri, sweep.folder, DRAWINGS)
     whole, number = contents(uri), 0
-    assert {len(points) for run in whole.values() for name, points in run["metrics"].items() if name == "nfe"} == {2}
+    assert Counter(point[0] for point in whole[SPOT.key]["metrics"])["nfe"] == 2
     while True:
         shutil.rmtree(tmp_path / "mlartifacts")
         shutil.copy(empty_database, tmp_path / "mlflow.db")
@@ -507,17 +523,44 @@ def test_an_experiment_that_was_deleted_is_one_line(uri, tmp_path):
         tracking.rebuild(uri, sweep.folder)
 
 
-def test_an_unreachable_server_never_raises_and_what_it_missed_is_sent_later(uri, tmp_path):
-    with socket.socket() as taken:  # bound but not listening: connections are refused at once
+@pytest.fixture
+def away():
+    """The address of a server that is not there: connections are refused at once."""
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
-        mirror = tracking.Mirror(f"http://127.0.0.1:{taken.getsockname()[1]}", sweep)
-        mirror.push(RECORDS, SCORES)
-        mirror.finish("FINISHED")
-        assert mirror.behind and mirror.error == "it does not answer"
-        assert mirror.lag > 0
-    mirrored(uri, sweep)
-    assert len(history(uri, SPOT, "nfe")) == 2
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_an_unreachable_server_never_raises(away, tmp_path):
+    mirror = tracking.Mirror(away, on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES))
+    mirror.push(RECORDS, SCORES)
+    mirror.finish("FINISHED")
+    assert mirror.behind and mirror.error == "it does not answer"
+    assert mirror.lag > 0
+
+
+def test_a_sweep_without_its_server_and_a_sync_look_like_one_that_had_it(
+    uri, away, tmp_path, empty_database, monkeypatch
+):
+    monkeypatch.setattr(tracking.Mirror, "_work", lambda self: None)  # its turns are taken in this thread
+    sweep = on_disk(tmp_path, CONTROL, SPOT)
+    mirrors = [tracking.Mirror(where, sweep, DRAWINGS, clock=lambda: 0.0) for where in (uri, away)]
+    for some in (RECORDS[:1], RECORDS[1:3], [RECORDS[3], FAILED | {"attempt": 2}], SCORES[:1], SCORES[1:]):
+        append(sweep, some)
+        for mirror in mirrors:
+            mirror.push([record for record in some if record["kind"] == "decode"], SCORES[:1])
+            mirror._step()
+    for mirror in mirrors:
+        mirror._status = "FINISHED"
+        mirror._guard(mirror._finish)
+    assert [mirror.behind for mirror in mirrors] == [False, True]
+    undisturbed = contents(uri)
+    later = f"{uri.removesuffix('mlflow.db')}later/mlflow.db"
+    (tmp_path / "later").mkdir()
+    shutil.copy(empty_database, tmp_path / "later/mlflow.db")
+    tracking.rebuild(later, sweep.folder, DRAWINGS)
+    assert contents(later) == undisturbed
+    assert len([point for point in undisturbed[SPOT.key]["metrics"] if point[0] == "nfe"]) == 2
 
 
 class Shown:
