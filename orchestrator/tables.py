@@ -484,17 +484,18 @@ def _in_latex(entry: Entry, column: Column) -> str:
 
 
 HTML_STYLE = """
+.scroll { overflow-x: auto; }
 .sheet { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
 .sheet caption { text-align: left; font-weight: 600; padding: .5rem 0; }
 .sheet th, .sheet td { padding: .25rem .6rem; text-align: right; white-space: nowrap; }
 .sheet td { border-bottom: 1px solid #e3e6e9; vertical-align: top; }
-.sheet th { font-weight: 500; color: #66707a; font-size: .85em; }
+.sheet th { font-weight: 500; color: #66707a; font-size: .85em; border-bottom: 0; }
 .sheet .words { text-align: left; padding-left: 0; }
 .sheet th.group { text-align: center; border-bottom: 1px solid #b9bfc5; }
 .sheet thead tr:last-child th { border-bottom: 1px solid #1d2329; }
 .sheet td.first, .sheet th.first { padding-left: 1.4rem; }
 .sheet small { color: #66707a; font-size: .78em; }
-.sheet small.note { color: #9a6700; display: block; font-style: normal; }
+.sheet small.below { display: block; } .sheet small.note { color: #9a6700; display: block; font-style: normal; }
 .sheet tr.oracle td { color: #66707a; font-style: italic; }
 .sheet tr.oracle.begins td { border-top: 1px solid #66707a; }
 .sheet td.partial { color: #9a6700; } .sheet td.bug { color: #b3261e; font-weight: 600; }
@@ -547,12 +548,12 @@ def _class(names: str) -> str:
 def _in_html(entry: Entry, column: Column, classes: str) -> str:
     state = " ".join(filter(None, (classes, "partial" * entry.partial, "bug" * entry.bug)))
     number = f"<b>{escape(entry.text)}</b>" if entry.best else escape(entry.text)
-    interval = entry.interval if not column.groups else ""
-    small = [f"±{entry.spread}" if entry.spread else "", interval]
+    spread, interval = (f"±{entry.spread}" if entry.spread else ""), entry.interval if not column.groups else ""
+    below = _class("below" * bool(column.groups))  # a paper's table is wide enough as it is
     note = f'<small class="note">{escape(entry.note)}</small>' if entry.note else ""
     title = f' title="95 % interval {escape(entry.interval)}"' if entry.interval else ""
-    parts = [number + "".join(f" <small>{escape(part)}</small>" for part in small if part), escape(entry.marks), note]
-    return f"<td{_class(state)}{title}>{' '.join(filter(None, parts))}</td>"
+    small = "".join(f" <small{below}>{escape(part)}</small>" for part in (spread, interval) if part)
+    return f"<td{_class(state)}{title}>{' '.join(filter(None, (number, escape(entry.marks))))}{small}{note}</td>"
 
 
 LAYOUTS: Mapping[str, Callable[[pd.DataFrame], Sheet]] = {"long": long, "paper": main}
