@@ -19,8 +19,8 @@ from orchestrator.ledger import Sweep
 
 ROWS = 20
 MOST_ODD = 5
-SAMPLE_BYTES = 4_000_000
-REPLAY_BYTES = 2_500_000
+SAMPLE_BYTES = 3_000_000
+REPLAY_BYTES = 2_000_000
 Replays = Callable[[str, str], Mapping[str, Any] | None]
 """By cell key and row id: the replay (workers/replay.py) that a record keeps, None where it has none."""
 _AXES = ("model", "task", "temperature", "seed")
