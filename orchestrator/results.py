@@ -183,7 +183,7 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     in which at least 1, 2, ... drafts were accepted; pair, what the first two ratios are against (`against`).
     """
     parts, looked_at = by_cell(samples), samples["cell"].value_counts()
-    there = {cell.key: parts.get(cell.key, _nothing()) for cell in sweep.cells}
+    there = {cell.key: parts.get(cell.key, nothing()) for cell in sweep.cells}
     oracles = {_place(cell): there[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
     pair = samples["pair"].iloc[0] if len(samples) else "control"
     rows = [
@@ -212,7 +212,7 @@ def by_cell(samples: pd.DataFrame) -> dict[str, Part]:
 
 
 @lru_cache(1)
-def _nothing() -> Part:
+def nothing() -> Part:
     """A cell without a sample."""
     return {name: np.empty(0) for name in (*_FLOATS, *(f"seconds_{phase}" for phase in _PHASES), "row", "text_sha",
                                            "difference", "accepted_by_depth")}  # fmt: skip
@@ -332,31 +332,42 @@ def terms(part: Part, name: str) -> Terms:
     return Terms(part["row"], np.where(counted, above, 0.0), np.where(counted, below, 0.0))
 
 
-def ratio(seeds: Sequence[Terms]) -> Ratio:
+def ratio(seeds: Sequence[Terms], base: Sequence[Terms] = ()) -> Ratio:
     """The mean over seeds of sum(above) / sum(below), each weighted by its samples, and its interval over rows.
 
-    A row is drawn with all its seeds: in every resample, a row's weight is the same for each. No interval under two
-    rows. The same terms give the same interval, always.
+    With a `base` of as many terms, of the same seeds and rows, that mean over the base's. A row is drawn with all its
+    seeds: in every resample, a row's weight is the same for each. No interval under two rows. The same terms give the
+    same interval, always.
     """
-    seeds = [seed for seed in seeds if seed.below.any()]
-    if not seeds:
+    sides = [seeds, base] if base else [seeds]
+    known = [pair for pair in zip(*sides, strict=True) if all(side.below.any() for side in pair)]
+    if not known:
         return Ratio(None, None, None)
-    weights = np.array([len(seed.rows) for seed in seeds], float)
-    values = [seed.above.sum() / seed.below.sum() for seed in seeds]
-    value = float(np.average(values, weights=weights))
-    names, places = np.unique(np.concatenate([seed.rows for seed in seeds]), return_inverse=True)
-    if len(names) < 2:
-        return Ratio(value, None, None)
-    above, below = np.zeros((2, len(names), len(seeds)))
-    starts = np.cumsum([len(seed.rows) for seed in seeds])
-    for number, (seed, there) in enumerate(zip(seeds, np.split(places, starts[:-1]), strict=True)):
+    flat = [seed for side in zip(*known, strict=True) for seed in side]  # one side's seeds after the other's
+    weights = np.array([len(pair[0].rows) for pair in known], float)
+    shape = (-1, len(sides), len(known))
+
+    def mean(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
+        means = np.average((tops / bottoms).reshape(shape), axis=2, weights=weights)  # (resamples, sides)
+        return means[:, 0] / means[:, 1] if base else means[:, 0]
+
+    whole_sums = np.array([[seed.above.sum(), seed.below.sum()] for seed in flat])
+    if base and not np.all(whole_sums[len(known) :, 0]):
+        return Ratio(None, None, None)
+    value = float(mean(*whole_sums.T)[0])
+    names, places = np.unique(np.concatenate([seed.rows for seed in flat]), return_inverse=True)
+    above, below = np.zeros((2, len(names), len(flat)))
+    starts = np.cumsum([len(seed.rows) for seed in flat])
+    for number, (seed, there) in enumerate(zip(flat, np.split(places, starts[:-1]), strict=True)):
         above[there, number], below[there, number] = seed.above, seed.below
     counts = _resamples(len(names))
-    tops, bottoms = counts @ above, counts @ below  # (resamples, seeds)
-    whole = (bottoms > 0).all(axis=1)
-    if not whole.any():
+    tops, bottoms = counts @ above, counts @ below  # (resamples, sides and seeds)
+    usable = (bottoms > 0).all(axis=1)
+    if base:
+        usable &= (tops[:, len(known) :] > 0).all(axis=1)
+    if len(names) < 2 or not usable.any():
         return Ratio(value, None, None)
-    low, high = np.percentile(np.average(tops[whole] / bottoms[whole], axis=1, weights=weights), [2.5, 97.5])
+    low, high = np.percentile(mean(tops[usable], bottoms[usable]), [2.5, 97.5])
     return Ratio(value, float(low), float(high))
 
 

@@ -528,3 +528,7 @@ def _in_html(entry: Entry, column: Column, classes: str) -> str:
     title = f' title="95 % interval {escape(entry.interval)}"' if entry.interval else ""
     parts = [number + "".join(f" <small>{escape(part)}</small>" for part in small if part), escape(entry.marks)]
     return f"<td{_class(state)}{title}>{' '.join(filter(None, parts))}</td>"
+
+
+LAYOUTS: Mapping[str, Callable[[pd.DataFrame], Sheet]] = {"long": long, "paper": main}
+FORMATS: Mapping[str, Callable[[Sheet], str]] = {"markdown": to_markdown, "latex": to_latex, "html": to_html}

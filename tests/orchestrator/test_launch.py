@@ -31,7 +31,7 @@ def standing_elsewhere(tmp_path, monkeypatch):
     """Every test stands in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
 
-    def print_results(console, folder):
+    def print_results(console, folder, *how):
         console.print(f"results of {folder}")
         return {"report": f"{folder}/report.html"}
 
