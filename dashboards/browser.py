@@ -90,7 +90,8 @@ def _choice(sweep: Sweep, samples: pd.DataFrame) -> Iterator[int]:
     fields = zip(*(samples[name] for name in ("cell", "row", "status", "difference")), strict=True)
     for position, (cell, row, status, difference) in enumerate(fields):
         kind = difference or ("failed" if status != "ok" else None)
-        odd[cell, kind] += 1
+        if kind:
+            odd[cell, kind] += 1
         if kind and odd[cell, kind] <= MOST_ODD:
             wanted.append((_ODD.index(kind), 0, group[cell], cells[cell], position))
         elif (at := first[sweep.rows[cell]].get(row)) is not None:
