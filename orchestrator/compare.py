@@ -11,7 +11,7 @@ throughput ratio. Reads ledgers and files; starts nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,7 +23,7 @@ from orchestrator.config import COMMAND_LINE, listed
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
 from orchestrator.ledger import Sweep
-from orchestrator.published import MEASURES, Figure
+from orchestrator.published import MEASURES, SHARES, Figure
 from orchestrator.results import Part, Ratio, Terms
 from orchestrator.tables import Column, Entry, Line, Panel, Sheet
 
@@ -218,15 +218,15 @@ def _meeting_entries(meeting: Meeting) -> Iterator[Entry]:
     yield _ratio_entry(meeting.passes, "{:.2f}", best=meeting.passes.sign != 0)
     yield Entry("–".join(map(str, meeting.prompts)))
     yield Entry(f"{meeting.texts}", bug=bool(meeting.texts))
-    yield _ratio_entry(meeting.accuracy, "{:+.1%}")
+    yield _ratio_entry(meeting.accuracy, "{:+.1%}", between=", ")
     yield _ratio_entry(meeting.speed, "{:.2f}", best=meeting.speed.sign != 0)
 
 
-def _ratio_entry(ratio: Ratio, form: str, best: bool = False) -> Entry:
+def _ratio_entry(ratio: Ratio, form: str, best: bool = False, between: str = "–") -> Entry:
     if ratio.value is None:
         return Entry("–")
-    interval = "" if ratio.low is None or ratio.high is None else f"{form.format(ratio.low)}–{form.format(ratio.high)}"
-    return Entry(form.format(ratio.value), interval=interval, best=best)
+    ends = [form.format(end) for end in (ratio.low, ratio.high) if end is not None]
+    return Entry(form.format(ratio.value), interval=between.join(ends), best=best)
 
 
 def lines(found: Comparison) -> Iterator[str]:
@@ -356,57 +356,55 @@ def _of_row(measure: str, row: Mapping[str, Any]) -> tuple[float | None, float |
 
 
 def published_sheet(found: Sequence[Beside]) -> Sheet:
-    """A line a figure, in its source's words."""
-    columns = (Column("figure", words=True), Column("published"), Column("ours"), Column("cells"),
-               Column("ours is", words=True), Column("source", words=True))  # fmt: skip
-    lines = tuple(Line(tuple(_beside_entries(one))) for one in found)
-    ranges = (
-        "Ranges of ours are over cells; one cell has its 95 % interval over prompts. Near: outside, but that reaches."
-    )
+    """A line a figure, all of a measure together, so that sources which disagree stand one below the other."""
+    columns = (Column("measure", words=True, section=True), Column("of", words=True), Column("published"),
+               Column("ours"), Column("cells"), Column("ours is", words=True),
+               Column("source", words=True))  # fmt: skip
+    order = list(dict.fromkeys((one.figure.measure, one.figure.baseline) for one in found))
+    by_measure = sorted(found, key=lambda one: order.index((one.figure.measure, one.figure.baseline)))
     incomplete = any(one.n < one.planned for beside in found for one in beside.ours)
-    notes = (ranges, *(["n/N: of cells that are incomplete."] if incomplete else []))
-    return Sheet((Panel("", columns, lines),), notes)
+    sources = dict.fromkeys(one.figure.source for one in by_measure)
+    notes = ("Ranges of ours are over cells; in brackets, a cell's 95 % interval over prompts. Near: outside, but that "
+             "interval reaches it.", *(["n/N: of cells that are incomplete."] if incomplete else []),
+             *(f"{source.name}: {source.title}, {source.where}, {source.date}." for source in sources))  # fmt: skip
+    return Sheet((Panel("", columns, tuple(Line(tuple(_beside_entries(one))) for one in by_measure)),), notes)
 
 
 def _beside_entries(one: Beside) -> Iterator[Entry]:
     figure, values = one.figure, [ours.value for ours in one.ours]
     form = _form(figure.measure)
-    versus = "" if figure.baseline == "control" else f" against {figure.baseline}"
-    yield Entry(f"{MEASURES[figure.measure]}{versus}: {figure.subject}")
+    yield Entry(MEASURES[figure.measure] + ("" if figure.baseline == "control" else f" against {figure.baseline}"))
+    yield Entry(figure.subject)
     yield Entry(_published(figure))
-    if figure.kind == "mean":
-        yield Entry(f"mean {form(float(np.mean(values)))}")
-    elif len(values) == 1:
-        low, high = one.ours[0].low, one.ours[0].high
-        yield Entry(form(values[0]) + (f" [{form(low)}–{form(high)}]" if low is not None and high is not None else ""))
-    else:
-        yield Entry(f"{form(min(values))}–{form(max(values))}")
+    yield Entry(_shown_ours(one, form))
     n, planned = (sum(getattr(ours, name) for ours in one.ours) for name in ("n", "planned"))
     yield Entry(f"{len(values)}", note=f"{n}/{planned}" if n < planned else "", partial=n < planned)
     counted = Counter(one.verdicts)
-    outside = set(counted) & {"below", "above"}
     told = listed(f"{count} {verdict}" if len(counted) > 1 else verdict for verdict, count in counted.items())
-    yield Entry(told, bug=bool(outside))
-    yield Entry(f"{figure.source.title}, {figure.source.date}")
+    yield Entry(told, bug=bool(counted.keys() & {"below", "above"}))
+    yield Entry(figure.source.name)
 
 
-def _form(measure: str) -> Any:
-    shares = ("accuracy", "oracle_share", "passes_saved", "next_commit_accuracy", "stale_token_accuracy")
-    return (
-        "{:.1%}".format
-        if measure in shares
-        else "{:.1f}".format
-        if measure in ("nfe", "more_passes")
-        else "{:.2f}".format
-    )
+def _shown_ours(one: Beside, form: Callable[[float], str]) -> str:
+    values = [ours.value for ours in one.ours]
+    if one.figure.kind == "mean":
+        return f"mean {form(float(np.mean(values)))}"
+    if len(values) > 1:
+        return f"{form(min(values))}–{form(max(values))}"
+    low, high = one.ours[0].low, one.ours[0].high
+    return form(values[0]) + (f" [{form(low)}–{form(high)}]" if low is not None and high is not None else "")
+
+
+def _form(measure: str) -> Callable[[float], str]:
+    if measure in ("nfe", "more_passes"):
+        return "{:.1f}".format
+    return "{:.1%}".format if measure in SHARES else "{:.2f}".format
 
 
 def _published(figure: Figure) -> str:
     """As the source has it: no digit more."""
-    percent = _form(figure.measure)(0.5).endswith("%")
-    low, high = (
-        None if end is None else f"{end * 100:g}%" if percent else f"{end:g}" for end in (figure.low, figure.high)
-    )
+    ends = (figure.low, figure.high)
+    low, high = (None if end is None else f"{end * 100:g}%" if figure.measure in SHARES else str(end) for end in ends)
     match figure.kind:
         case "range":
             return f"{low}–{high}"
@@ -435,6 +433,6 @@ def published_as_dict(found: Sequence[Beside], unmet: Sequence[Figure]) -> dict[
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
-    source = {name: getattr(figure.source, name) for name in ("title", "where", "date")}
+    source = {name: getattr(figure.source, name) for name in ("name", "title", "where", "date")}
     names = ("measure", "kind", "low", "high", "unmasking", "baseline", "says")
     return {name: getattr(figure, name) for name in names} | dict(figure.conditions) | {"source": source}

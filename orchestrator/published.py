@@ -28,6 +28,7 @@ FOLDER = CONFIGS / "published"
 MEASURES = {"nfe": "NFE", "nfe_ratio": "NFE ratio", "throughput_ratio": "throughput ratio", "accuracy": "accuracy",
             "oracle_share": "oracle share", "passes_saved": "passes saved", "more_passes": "more passes",
             "next_commit_accuracy": "next-commit accuracy", "stale_token_accuracy": "stale-token accuracy"}  # fmt: skip
+SHARES = ("accuracy", "oracle_share", "passes_saved", "next_commit_accuracy", "stale_token_accuracy")  # of one
 KINDS = ("value", "range", "mean", "at_most", "at_least")
 CONDITIONS = {"models": "model", "tasks": "task", "drafters": "drafter", "budgets": "budget",
               "temperatures": "temperature", "gen_lengths": "gen_length", "thresholds": "threshold"}  # fmt: skip
@@ -36,8 +37,9 @@ _WORDS = ("models", "tasks", "drafters")  # conditions that are names; the other
 
 @dataclass(frozen=True)
 class Source:
-    """Where a figure stands, and of when it is."""
+    """Where a figure stands, and of when it is; `name` is what the file calls it."""
 
+    name: str
     title: str
     where: str
     date: str
@@ -103,7 +105,7 @@ def read(path: Path) -> list[Figure]:
     if not isinstance(sources, dict) or not isinstance(figures, list):
         missing = "figures" if isinstance(sources, dict) else "sources"
         raise _wrong(path, missing, "a mapping of sources and a list of figures expected")
-    known = {str(name): _source(path, f"sources.{name}", entry) for name, entry in sources.items()}
+    known = {name: _source(path, str(name), entry) for name, entry in sources.items()}
     return [_figure(path, f"figures[{number}]", entry, known) for number, entry in enumerate(figures)]
 
 
@@ -111,11 +113,11 @@ def _wrong(path: Path, key: str, wrong: str) -> UserError:
     return UserError(shown(path), key, wrong)
 
 
-def _source(path: Path, key: str, entry: Any) -> Source:
+def _source(path: Path, name: str, entry: Any) -> Source:
     names = ("title", "where", "date")
     if not isinstance(entry, dict) or entry.keys() != set(names):
-        raise _wrong(path, key, "title, where and date expected")
-    return Source(*(str(entry[name]) for name in names))
+        raise _wrong(path, f"sources.{name}", "title, where and date expected")
+    return Source(name, *(str(entry[key]) for key in names))
 
 
 def _figure(path: Path, key: str, entry: Any, sources: Mapping[str, Source]) -> Figure:

@@ -465,6 +465,26 @@ def _is_tied(best: dict[str, Any], row: dict[str, Any], name: str, parts: Mappin
     return found.low is not None and found.sign == 0
 
 
+def tally(rows: pd.DataFrame) -> dict[str, dict[str, tuple[int, int, int]]]:
+    """In how many complete cells of `over_seeds` each method wins, ties and loses against its pair.
+
+    By method name, and by nfe_ratio and throughput_ratio. A win is a ratio whose 95 % interval lies above 1, a loss one
+    below, and a tie one that holds 1.
+    """
+    found: dict[str, dict[str, tuple[int, int, int]]] = {}
+    complete = [row for row in rows.to_dict("records") if row["n"] == row["planned"]]
+    for method in dict.fromkeys(map(method_name, complete)):
+        own = [row for row in complete if method_name(row) == method]
+        for name in RATIOS[:2]:
+            signs = [_of_row(row, name).sign for row in own if row[name] is not None]
+            found.setdefault(method, {})[name] = (signs.count(1), signs.count(0), signs.count(-1))
+    return found
+
+
+def _of_row(row: Mapping[str, Any], name: str) -> Ratio:
+    return Ratio(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
 def common(ours: Part, base: Part) -> tuple[Part, Part]:
     """The samples of the rows that two cells both decoded, in the same order; codes of both are of one `by_cell`."""
     _, here, there = np.intersect1d(ours["row"], base["row"], assume_unique=True, return_indices=True)

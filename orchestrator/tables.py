@@ -21,7 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.results import CONTROL, RANKED, is_oracle, method_name
+from orchestrator.results import CONTROL, RANKED, is_oracle, method_name, tally
 
 NOTHING = "–"
 _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
@@ -104,7 +104,7 @@ def main(rows: pd.DataFrame) -> MainTable:
     """
     records = rows.to_dict("records")
     panels = [_main_panel(title, list(group)) for title, group in _by(records, _main_title)]
-    return Sheet(tuple(panels), (_against(records, "Throughput ratios are"), *_notes(records)))
+    return Sheet(tuple(panels), (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records)))
 
 
 def _by(records: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]) -> Iterator[tuple[Any, list]]:
@@ -162,7 +162,7 @@ def long(rows: pd.DataFrame) -> Sheet:
     pair = records[0]["pair"] if records else "control"
     columns = _long_columns(records, pair)
     lines = [Line(tuple(_long_entry(row, name) for name in columns), _kind(row)) for row in records]
-    notes = _notes(records) if pair == "control" else (_against(records, "Ratios are"), *_notes(records))
+    notes = _notes(records) if pair == "control" else (_against(records, "Ratios are"), *_tally(rows), *_notes(records))
     return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), notes)
 
 
@@ -238,6 +238,20 @@ def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
     if pair == "control":
         return f"{what} against the draft-free control, decoded beside each sample."
     return f"{what} against {pair} at the same budget, over the samples that both have."
+
+
+def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
+    """Against another method than the control: the cells won, tied and lost."""
+    pair = rows["pair"].iloc[0] if len(rows) else "control"
+    if pair == "control":
+        return ()
+    told = []
+    for method, by in tally(rows).items():
+        if any(map(sum, by.values())) and method != pair:
+            passes, speed = ("–".join(map(str, by[name])) for name in ("nfe_ratio", "throughput_ratio"))
+            told.append(f"{method} {passes} by NFE, {speed} by throughput")
+    how = "a tie is a paired ratio whose 95 % interval holds 1"
+    return (f"Complete cells won–tied–lost against {pair} ({how}): {'; '.join(told) or 'none'}.",)
 
 
 def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -374,10 +388,12 @@ def main_csv(rows: pd.DataFrame) -> str:
     names = ["nfe", "nfe_sd", "throughput_ratio", "throughput_ratio_sd", "n", "planned"]
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows.to_dict("records"):
-        key = {name: row[name] for name in ("model", "temperature", "gen_length", "stop", "drafter", "pair")}
-        line = lines.setdefault(tuple(key.values()), key | {"drafter": method_name(row)})
+        key = {name: row[name] for name in ("model", "temperature", "gen_length", "stop")} | {
+            "method": method_name(row)
+        }
+        line = lines.setdefault(tuple(key.values()), key | {"pair": row["pair"]})
         line.update({f"{row['task']}/{row['budget']}/{name}": row[name] for name in names})
-    return to_csv(pd.DataFrame(list(lines.values())))
+    return to_csv(pd.DataFrame(list(lines.values()), dtype=object))  # or a count beside a missing one is a float
 
 
 def to_markdown(sheet: Sheet) -> str:
