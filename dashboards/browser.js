@@ -215,6 +215,7 @@
       ["new", "the target's own step"]].map(([kind, said]) => make("span", {}, make("i", { class: `token ${kind}` }), said)));
     const bar = make("div", { class: "bar" }, button("◀", "a step back (left arrow)", () => go(now - 1)), play,
       button("▶|", "a step on (right arrow)", () => go(now + 1)), slider);
+    legend.append(make("span", {}, "keys: ← → space"));
     const box = make("div", { class: "player", tabindex: 0, role: "group", "aria-label": "replay; arrow keys step, space plays",
       keydown: key }, bar, said, legend, text, tree);
     go(0);
@@ -248,7 +249,8 @@
       : done ? `${accepted.length} of ${drafts.length} drafts accepted, and the target's own step`
         : `${drafts.length} drafts offered`;
     said.textContent = `Pass ${number + 1} of ${replay.passes.length}: ${what}.`;
-    tree.replaceChildren(...(drafts.length ? [branches(drafts, done ? new Set(accepted) : null, token)] : []));
+    const title = () => make("p", {}, "The drafts, a column a step: the position, and the token that it would get.");
+    tree.replaceChildren(...(drafts.length ? [title(), branches(drafts, done ? new Set(accepted) : null, token)] : []));
   }
 
   /** The drafts as a tree, a column a depth. Those of `taken` are marked; null where none has been tried yet. */

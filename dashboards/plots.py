@@ -254,8 +254,10 @@ def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterat
 
 
 def _bare(svg: str) -> str:
-    """A picture without what a page has no use for: declaration, metadata, comments, ids that nothing refers to."""
+    """A picture without what a page has no use for: metadata, ids that nothing refers to, thousandths of a point."""
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     referred = set(re.findall(r"#([\w-]+)", svg))
     svg = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in referred else "", svg)
+    places = re.compile(r' (?:d|x|y|width|height|transform)="[^"]+"')
+    svg = places.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
     return re.sub(r"\s*\n\s*", "\n", svg)

@@ -26,7 +26,7 @@ from orchestrator.ledger import Ledger, Sweep, read_sweep
 from orchestrator.progress import duration
 from workers.store import Place, open_store
 
-MOST_GROUPS = 24  # (model, task, T) with figures: seven of a dozen kilobytes each
+MOST_GROUPS = 12  # (model, task, T) with figures: up to eight of 20 kilobytes each
 MOST_LINES = 2000  # of the table
 MOST_DIFFERENT = 50  # samples listed whose text is not the control's
 NO_ACCURACY = pd.DataFrame(columns=["model", "task", "temperature", "measure", "by", "at", "share"])

@@ -59,8 +59,15 @@ def no_grafana_schema() -> str | None:
     return None if find_spec("grafana_foundation_sdk") else "no grafana_foundation_sdk; pip install -e '.[services]'"
 
 
+def no_chromium() -> str | None:
+    missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
+    missing += [] if find_spec("selenium") else ["selenium"]
+    return f"no {', '.join(missing)}; Debian's chromium-driver, pip install -e '.[services]'" if missing else None
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
+    "chromium": no_chromium,
     "cluster-tools": no_cluster_tools,
     "minutes": too_long,
     "grafana-schema": no_grafana_schema,
