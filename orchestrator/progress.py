@@ -372,10 +372,11 @@ def _one_line(text: str, style: str) -> Text:
 def _pace(progress: Progress) -> str:
     if progress.finished:
         return "done"
-    left = "time left unknown" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left"
-    slow = 0 < progress.rate < SLOW
+    if progress.seconds_left is None:
+        return "time left unknown"
+    slow = progress.rate < SLOW
     rate = f"{60 * progress.rate:.2f} samples/min" if slow else f"{progress.rate:.2f} samples/s"
-    return f"{rate}, {left}"
+    return f"{rate}, {duration(progress.seconds_left)} left"
 
 
 def _to_score(progress: Progress) -> str:
