@@ -358,10 +358,9 @@ def _mirror(sweep: Sweep) -> Mirror:
     uri = sweep.config["mlflow"]
     if uri is None:
         return NoMirror()
-    from dashboards.report import write_report
     from orchestrator import tracking
 
-    return tracking.Mirror(uri, sweep, write_report)
+    return tracking.Mirror(uri, sweep, _drawings())
 
 
 @app.command()
@@ -558,7 +557,15 @@ def report(context: typer.Context, name: SweepName, overrides: Overrides = None,
 
 
 @app.command()
-def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def sync(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    anew: Annotated[
+        bool, typer.Option("--rebuild", help="Delete this sweep's runs there, and make them anew.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work.
 
     JSON: folder, mlflow.
@@ -568,21 +575,29 @@ def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, a
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
-    _sync(folder, uri)
+    _sync(folder, uri, anew)
     _print(Console(), f"MLflow at {uri} has all of {folder}")
     answer.update(folder=str(folder), mlflow=uri)
 
 
-def _sync(folder: Place, uri: str) -> None:
-    from dashboards.report import write_report
+def _sync(folder: Place, uri: str, anew: bool = False) -> None:
     from orchestrator import tracking
 
     try:
-        tracking.rebuild(uri, folder, write_report)
+        tracking.rebuild(uri, folder, _drawings(), anew)
     except UserError:
         raise
     except Exception as error:  # whatever MLflow and its database make of it
-        raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
+        raise UserError(str(folder), "mlflow", f"{uri}: {tracking.why(error)}") from None
+
+
+def _drawings() -> Any:
+    """What dashboards/ draws for MLflow."""
+    from dashboards import mlflow_plots
+    from dashboards.report import write_report
+    from orchestrator.tracking import Drawings
+
+    return Drawings(write_report, mlflow_plots.of_cell, mlflow_plots.of_sweep)
 
 
 def _try_sync(console: Console, folder: Place, uri: str) -> None:
@@ -598,22 +613,32 @@ def ui(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sweep, or grid, whose store to show.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Browse the results in MLflow's own interface."""
-    uri = _store_of(name, overrides or []) if name else f"sqlite:///{Config.store}/mlflow.db"
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
-    print(" ".join(["mlflow", *command[3:]]), flush=True)
+    """Browse the results in MLflow's own interface: a server on this machine, or the address of the one there is."""
+    from orchestrator import mlflow_store
+
+    uri, store = _store_of(name, overrides or []) if name else (f"sqlite:///{Config.store}/mlflow.db", Path("."))
+    if (database := mlflow_store.database(uri)) and not database.is_file():
+        remedy = "run a sweep, or make it of a sweep's records with: python launch.py sync NAME"
+        raise UserError(COMMAND_LINE, name or "ui", f"no MLflow database {database} yet; {remedy}")
+    if (root := mlflow_store.artifact_root(uri, store)) is None:
+        print(uri)
+        return
+    port = str(mlflow_store.free_port())
+    where = ["--backend-store-uri", uri, "--default-artifact-root", root]
+    command = [sys.executable, "-m", "mlflow", "ui", *where, "--port", port, "--workers", "1"]
+    print(f"http://127.0.0.1:{port} has MLflow at {uri} in some seconds; Ctrl-C ends it", flush=True)
     os.execv(command[0], command)
 
 
-def _store_of(name: str, overrides: Sequence[str]) -> str:
-    """The MLflow store of the sweep `name`, or the one that the grid `name` would write to."""
+def _store_of(name: str, overrides: Sequence[str]) -> tuple[str, Place]:
+    """The MLflow store of the sweep `name`, or the one that the grid `name` would write to; and its sweep store."""
     folder = _folder(name, overrides)
     if has_sweep(folder):
-        return _mlflow(read_sweep(_viewed(name, overrides)))
-    uri = configs.load(name, overrides)[0].mlflow
-    if uri is None:
+        return _mlflow(read_sweep(_viewed(name, overrides))), folder.parent
+    config = configs.load(name, overrides)[0]
+    if config.mlflow is None:
         raise UserError(COMMAND_LINE, "mlflow", "this grid keeps no MLflow store (mlflow: null)")
-    return uri
+    return config.mlflow, config.folder.parent
 
 
 @app.command()

@@ -6,7 +6,9 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -213,7 +215,7 @@ def test_rescore_brings_mlflow_up_and_outlives_one_that_does_not_answer(monkeypa
     edit(Path("runs/quickstart/sweep.yaml"), "mlflow: null", "mlflow: http://there")
     synced = []
 
-    def rebuild(uri, folder, report):
+    def rebuild(uri, folder, *_):
         synced.append((uri, scores(folder)[row]))
         raise ConnectionError("no route")
 
@@ -271,22 +273,33 @@ def test_report_prints_the_results_of_a_sweep_by_name(capsys):
     assert capsys.readouterr().out == "results of runs/mine\n"
 
 
-def test_ui_runs_mlflow_on_the_sweeps_store(monkeypatch, capsys):
+def test_ui_runs_mlflow_on_the_sweeps_store(tmp_path, monkeypatch, capsys):
     called = []
     monkeypatch.setattr(launch.os, "execv", lambda path, command: called.append(command))
-    launch.main(["ui", "quickstart", "store=/data"])
-    assert called[0][1:] == ["-m", "mlflow", "ui", "--backend-store-uri", "sqlite:////data/mlflow.db"]
-    assert capsys.readouterr().out == "mlflow ui --backend-store-uri sqlite:////data/mlflow.db\n"
+    assert run("ui", "quickstart", f"store={tmp_path}") == 2
+    assert f"no MLflow database {tmp_path}/mlflow.db yet; run a sweep" in capsys.readouterr().err
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # whoever has it
+            taken.bind(("127.0.0.1", 5000))
+            taken.listen()
+        assert run("ui", "quickstart", f"store={tmp_path}") == 0
+    where = ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    where += ["--default-artifact-root", f"file://{tmp_path}/mlartifacts"]
+    assert called[0][1:8] == ["-m", "mlflow", "ui", *where]
+    port = int(called[0][called[0].index("--port") + 1])
+    assert port > 5000
+    assert f"http://127.0.0.1:{port} has MLflow at sqlite:///{tmp_path}/mlflow.db" in capsys.readouterr().out
 
 
-def test_ui_shows_the_store_that_a_sweep_says_it_has(tmp_path, monkeypatch):
-    called = []
-    monkeypatch.setattr(launch.os, "execv", lambda path, command: called.append(command))
+def test_ui_of_a_server_is_its_address(tmp_path, capsys):
     run("run", "quickstart", *INLINE, "store=mine")
     edit(tmp_path / "mine/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://there")
-    launch.main(["ui", "mine/quickstart"])
-    launch.main(["ui", "quickstart", "store=mine"])
-    assert [command[-1] for command in called] == ["http://there", "http://there"]
+    capsys.readouterr()
+    for words in (["mine/quickstart"], ["quickstart", "store=mine"]):
+        assert run("ui", *words) == 0
+        assert capsys.readouterr().out == "http://there\n"
 
 
 def edit(path, old, new):
