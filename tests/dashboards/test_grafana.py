@@ -17,7 +17,7 @@ import pytest
 from orchestrator.config import ROOT
 from orchestrator.ledger import Ledger
 from orchestrator.metrics import COUNTERS, GAUGES
-from tests.clusters.test_services import free_port
+from tests.servers import free_port
 
 BOARD = json.loads((ROOT / "dashboards" / "grafana" / "sweep.json").read_text())
 SCRAPE = ROOT / "dashboards" / "prometheus" / "prometheus.yml"
@@ -41,6 +41,12 @@ def test_the_dashboard_shows_every_metric_there_is_and_no_other():
     named = {name for _, query in QUERIES for name in re.findall(r"\bray_\w+", query)}
     known = {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{name}" for name in GAUGES}
     assert named - OF_RAY == known - {"ray_spot_cells"}
+
+
+def test_what_else_it_shows_rays_agents_measure():
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    assert {f"ray_{gauge}" for gauge in METRICS_GAUGES} >= OF_RAY
 
 
 def test_every_label_in_a_query_is_one_that_its_metric_has():
