@@ -51,10 +51,6 @@ class Live:
                 if (record := results.get((key, row))) is not None:
                     self._tally.add(record, self._control_nfe(record))
 
-    def begin(self, now: float) -> None:
-        """Work starts at `now`, in unix seconds."""
-        self._tally.begin(now)
-
     def add(self, record: Record, now: float) -> None:
         """A decode record of this run, which the ledger has taken."""
         self._tally.add(record, self._control_nfe(record), now)
