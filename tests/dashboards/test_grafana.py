@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,7 +16,7 @@ import pytest
 from orchestrator.config import ROOT
 from orchestrator.ledger import Ledger
 from orchestrator.metrics import COUNTERS, GAUGES
-from tests.servers import free_port
+from tests.servers import free_port, wait_for
 
 BOARD = json.loads((ROOT / "dashboards" / "grafana" / "sweep.json").read_text())
 SCRAPE = ROOT / "dashboards" / "prometheus" / "prometheus.yml"
@@ -134,28 +133,18 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def values(self, query):
-        """Those of the series that are there now, NaN left out."""
-        found = [float(series["value"][1]) for series in self.ask("query", query=filled_in(query))["result"]]
-        return [value for value in found if value == value]
+        """Those of the series that are there now, NaN left out; none where the server is not up yet."""
+        try:
+            found = self.ask("query", query=filled_in(query))["result"]
+        except urllib.error.URLError:
+            return []
+        values = [float(series["value"][1]) for series in found]
+        return [value for value in values if value == value]
 
     def choices(self, query):
         """What a variable of the dashboard offers."""
         series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", filled_in(query)).groups()
         return self.ask(f"label/{label}/values", **{"match[]": series})
-
-
-def until(condition, seconds=240.0):
-    """The first true value of `condition`; what it last said, where none comes."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            said = condition()
-        except urllib.error.URLError as error:
-            said = None if time.monotonic() < end else pytest.fail(str(error))
-        if said:
-            return said
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.5)
 
 
 @pytest.fixture
@@ -173,7 +162,7 @@ def running(tmp_path):
     except Exception:  # a bare one, where a busy machine starts Ray too slowly
         cluster = Cluster(True, head_node_args=head)
     prometheus = Prometheus(tmp_path, cluster.head_node.get_session_dir_path())
-    sweep = ["name=mine", "tasks=[gsm8k]", f"task.gsm8k.path={rows}", "limit=4000", "temperatures=[0]", "mlflow=null"]
+    sweep = ["name=mine", "tasks=[gsm8k]", f"task.gsm8k.path={rows}", "limit=4000", "temperatures=[0]"]
     sweep += ["drafters=[spot]", "budgets=[0,8]"]
     where = [f"store={tmp_path}", f"workers.address={cluster.address}", "workers.count=1", "workers.scorers=1"]
     command = [sys.executable, "launch.py", "run", "quickstart", *sweep, *where, "decode.gen_length=32"]
@@ -191,9 +180,8 @@ def running(tmp_path):
 @pytest.mark.service("prometheus")
 def test_every_query_of_the_dashboard_has_data_while_a_sweep_runs_and_none_of_now_after_it(running):
     prometheus, driver, folder = running
-    on_gpu = bool(
-        until(lambda: prometheus.values("ray_node_cpu_utilization")) and prometheus.values("ray_node_gram_used")
-    )
+    wait_for(lambda: prometheus.values("ray_node_cpu_utilization"))
+    on_gpu = bool(prometheus.values("ray_node_gram_used"))
     wanted = [(title, query) for title, query in QUERIES if on_gpu or title not in NEED_A_GPU]
     assert len(QUERIES) - len(wanted) == (0 if on_gpu else len(NEED_A_GPU))
 
@@ -201,13 +189,13 @@ def test_every_query_of_the_dashboard_has_data_while_a_sweep_runs_and_none_of_no
         assert driver.poll() is None, "the sweep ended"
         return [title for title, query in wanted if not prometheus.values(query)]
 
-    until(lambda: not lacking())
+    wait_for(lambda: not lacking(), 300.0)
     offered = {name: prometheus.choices(query) for name, query in VARIABLES.items()}
     assert offered == {"sweep": ["mine"], "model": ["tiny-sdar"], "task": ["gsm8k"]}
 
     driver.send_signal(signal.SIGINT)
     assert driver.wait(120) == 130
-    until(lambda: not any(prometheus.values(f'ray_{name}{{sweep="$sweep"}}') for name in GAUGES), 120.0)
+    wait_for(lambda: not any(prometheus.values(f'ray_{name}{{sweep="$sweep"}}') for name in GAUGES), 120.0)
     results = Ledger(folder).results().values()
     passes = sum(record["nfe"] for record in results if record["status"] == "ok")
     assert prometheus.values('sum(ray_spot_passes_total{sweep="$sweep"})') == [pytest.approx(passes, rel=0.2)]
