@@ -16,7 +16,7 @@ from orchestrator.standing import write_workers
 from orchestrator.tally import Tally
 
 SHOW_SECONDS = 0.25  # between two looks at the terminal
-TELL_SECONDS = 10.0  # between two words on the workers in the store
+TELL_SECONDS = 5.0  # between two words on the workers in the store
 
 
 class Meter(Protocol):

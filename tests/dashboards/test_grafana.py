@@ -156,11 +156,10 @@ def running(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": q, "answer": "#### 1"}) + "\n" for q in questions))
     node = {"num_cpus": 2, "object_store_memory": 100 << 20, "dashboard_agent_listen_port": 0}
-    head = {**node, "include_dashboard": True, "dashboard_port": free_port()}
     try:
-        cluster = Cluster(True, head_node_args=head)
+        cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": free_port()})
     except Exception:  # a bare one, where a busy machine starts Ray too slowly
-        cluster = Cluster(True, head_node_args=head)
+        cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": free_port()})
     prometheus = Prometheus(tmp_path, cluster.head_node.get_session_dir_path())
     sweep = ["name=mine", "tasks=[gsm8k]", f"task.gsm8k.path={rows}", "limit=4000", "temperatures=[0]"]
     sweep += ["drafters=[spot]", "budgets=[0,8]"]
