@@ -195,6 +195,10 @@ def test_every_query_of_the_dashboard_has_data_while_a_sweep_runs_and_none_of_no
     driver.send_signal(signal.SIGINT)
     assert driver.wait(120) == 130
     wait_for(lambda: not any(prometheus.values(f'ray_{name}{{sweep="$sweep"}}') for name in GAUGES), 120.0)
-    results = Ledger(folder).results().values()
-    passes = sum(record["nfe"] for record in results if record["status"] == "ok")
-    assert prometheus.values('sum(ray_spot_passes_total{sweep="$sweep"})') == [pytest.approx(passes, rel=0.2)]
+    decoded = [record for record in Ledger(folder).results().values() if record["status"] == "ok"]
+    end = max(record["finished"] for record in decoded)
+    told = sum(
+        record["nfe"] for record in decoded if record["finished"] < end - 30.0
+    )  # what came last Ray may not send
+    (counted,) = prometheus.values('sum(ray_spot_passes_total{sweep="$sweep"})')
+    assert told <= counted <= sum(record["nfe"] for record in decoded)
