@@ -46,7 +46,7 @@ from orchestrator.grid import decode_spec
 from orchestrator.ledger import FULL, Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
 from orchestrator.metrics import Metered, Metrics
 from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
-from orchestrator.progress import counter, view
+from orchestrator.progress import counter, view, workers_line
 from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
 from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
@@ -514,7 +514,7 @@ def status(
         console.print(failures_table(failures))
     done = f"{shown.samples_done - shown.failed}/{shown.samples} samples, {shown.failed} failed"
     who = f"a driver is at work ({driver})" if driver else "no driver is running"
-    _print(console, f"{done}, {_texts(standing.texts)}; {who}")
+    _print(console, "; ".join(filter(None, (f"{done}, {_texts(standing.texts)}", who, workers_line(shown)))))
 
 
 @app.command()

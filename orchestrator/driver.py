@@ -194,7 +194,6 @@ class Driver:
         try:
             if not schedule.finished:
                 executor = self._make_executor()
-            self._live.begin(self._clock())
             self._on_first_signal = partial(self._drain, schedule)
             while executor is not None and not schedule.finished and self._clock() < self._until:
                 self._turn(schedule, executor)

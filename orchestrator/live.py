@@ -16,7 +16,7 @@ from orchestrator.standing import write_workers
 from orchestrator.tally import Tally
 
 SHOW_SECONDS = 0.25  # between two looks at the terminal
-TELL_SECONDS = 10.0  # between two words on the workers in the store
+TELL_SECONDS = 5.0  # between two words on the workers in the store
 
 
 class Meter(Protocol):
@@ -50,10 +50,6 @@ class Live:
             for row in rows:
                 if (record := results.get((key, row))) is not None:
                     self._tally.add(record, self._control_nfe(record))
-
-    def begin(self, now: float) -> None:
-        """Work starts at `now`, in unix seconds."""
-        self._tally.begin(now)
 
     def add(self, record: Record, now: float) -> None:
         """A decode record of this run, which the ledger has taken."""

@@ -197,7 +197,7 @@ def line(progress: Progress) -> str:
     """One line of plain text."""
     parts = [f"{progress.samples_done}/{progress.samples} samples", f"{progress.cells_done}/{progress.cells} cells"]
     parts += [part for part in (_failed(progress), _pace(progress), _passes(progress)) if part]
-    return ", ".join([*parts, *(part for part in (_to_score(progress), _workers(progress)) if part)])
+    return ", ".join([*parts, *(part for part in (_to_score(progress), workers_line(progress)) if part)])
 
 
 def _failed(progress: Progress) -> str:
@@ -249,7 +249,7 @@ def _facts(progress: Progress) -> Text:
     text.append(f"{progress.failed:,} failed\n", style="red" if progress.failed else "dim")
     text.append("   ".join(part for part in (_pace(progress), _to_score(progress)) if part))
     if progress.workers:
-        text.append(f"\n{_workers(progress, by_model=False)}")
+        text.append(f"\n{workers_line(progress, by_model=False)}")
     return text
 
 
@@ -372,17 +372,18 @@ def _one_line(text: str, style: str) -> Text:
 def _pace(progress: Progress) -> str:
     if progress.finished:
         return "done"
-    left = "time left unknown" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left"
-    slow = 0 < progress.rate < SLOW
+    if progress.seconds_left is None:
+        return "time left unknown"
+    slow = progress.rate < SLOW
     rate = f"{60 * progress.rate:.2f} samples/min" if slow else f"{progress.rate:.2f} samples/s"
-    return f"{rate}, {left}"
+    return f"{rate}, {duration(progress.seconds_left)} left"
 
 
 def _to_score(progress: Progress) -> str:
     return f"{progress.to_score:,} text{'s' * (progress.to_score > 1)} to score" if progress.to_score else ""
 
 
-def _workers(progress: Progress, by_model: bool = True) -> str:
+def workers_line(progress: Progress, by_model: bool = True) -> str:
     """`workers: sdar-8b 3 busy 1 loading; llada 2 busy`, or of all models together."""
     if by_model and len(progress.workers) > 1:
         each = (f"{model} {_states(states)}".strip() for model, states in progress.workers.items())

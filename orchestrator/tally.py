@@ -61,13 +61,8 @@ class Tally:
         self._cells_done = sum(not left for left in self._left.values())
         self._alike: dict[Sample, tuple[str, str]] = {}  # the group of a failed sample
         self._groups: dict[tuple[str, str], dict[Sample, str]] = {}  # (cause, error without numbers) -> errors
-        self._finished: deque[float] = deque()  # in unix seconds, as good as in order
+        self._finished: deque[tuple[float, float]] = deque()  # when a record came, and when its decoding had begun
         self._latest = float("-inf")
-        self._began: float | None = None
-
-    def begin(self, now: float) -> None:
-        """Work starts at `now`, in unix seconds: the rate counts from here, not from the first record."""
-        self._began = now
 
     def add(self, record: Record, control_nfe: int | None = None, at: float | None = None) -> None:
         """Count a decode record that came `at` unix seconds (None: in an earlier run); it may follow a failure's.
@@ -83,7 +78,7 @@ class Tally:
             sums.failed -= 1
             self._forget(sample, before)
         if at is not None:
-            self._finished.append(at)
+            self._finished.append((at, at - (record["finished"] - record["started"])))
             self._latest = max(self._latest, at)
         if record["status"] != "ok":
             sums.failed += 1
@@ -146,10 +141,11 @@ class Tally:
 
     def _rate(self, now: float) -> float:
         now = max(now, self._latest)  # a worker's clock may be ahead
-        while self._finished and self._finished[0] < now - RATE_SECONDS:
+        while self._finished and self._finished[0][0] < now - RATE_SECONDS:
             self._finished.popleft()
-        since = self._began if self._began is not None else next(iter(self._finished), now)
-        elapsed = min(RATE_SECONDS, now - since)
+        if not self._finished:
+            return 0.0
+        elapsed = min(RATE_SECONDS, now - self._finished[0][1])
         return len(self._finished) / elapsed if elapsed > 0 else 0.0
 
     def _causes(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ import launch
 from orchestrator import config as configs
 from orchestrator.ledger import Ledger, read_sweep
 from orchestrator.plan import make_plan
+from orchestrator.standing import write_workers
 from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
 from workers.store import StoreError
 from workers.tasks import Canary, Row
@@ -281,11 +282,14 @@ def test_canaries_that_are_judged_as_they_should_be_are_not_heard_of():
     assert len(scores()) == 2
 
 
-def test_status_names_the_driver_at_work(capsys):
+def test_status_names_the_driver_at_work_and_its_workers(capsys):
     run("run", "quickstart", *INLINE)
     with Ledger.write(read_sweep(launch.Path("runs/quickstart")).folder, 0.0):
+        write_workers(launch.Path("runs/quickstart"), {"tiny-sdar": {"busy": 1, "loading": 2}})
         launch.main(["status", "quickstart"])
-    assert "a driver is at work" in capsys.readouterr().out
+    assert re.search(r"a driver is at work \(.*\); workers: 1 busy 2 loading\n", capsys.readouterr().out)
+    launch.main(["status", "quickstart"])  # what it said of its workers is true no more
+    assert "workers" not in capsys.readouterr().out
 
 
 def test_report_prints_the_results_of_a_sweep_by_name(capsys):

@@ -9,6 +9,9 @@ from orchestrator.ledger import Ledger, Sweep
 from orchestrator.standing import Standing, read_workers
 from tests.orchestrator.conftest import Quiet, drive, plan_of
 from tests.orchestrator.fakes import Fakes
+from workers.store import place
+
+pytest_plugins = ["tests.s3"]
 
 FIRST, SECOND, *_ = next(iter(plan_of(Fakes()).grid.rows.values()))
 FAILING = frozenset([("spot", FIRST), ("stale", SECOND)])
@@ -60,6 +63,12 @@ def test_the_store_has_the_workers_by_model_and_state(folder):
     (states,) = read_workers(folder).values()
     assert sum(states.values()) in (1, 2)
     assert states.keys() <= {"busy", "idle", "loading"}
+
+
+def test_the_workers_are_told_on_s3_too(s3):
+    drive(Fakes(), place("s3://bucket/runs/mine"))
+    assert read_workers(place("s3://bucket/runs/mine")).keys() == {"tiny-sdar"}
+    assert read_workers(place("s3://bucket/runs/other")) == {}
 
 
 def test_a_store_that_does_not_take_the_word_on_the_workers_ends_nothing(folder, monkeypatch):

@@ -109,9 +109,9 @@ def test_the_standing_is_what_the_ledger_says_record_by_record(folder):
 def test_progress_has_the_rate_of_the_records_own_times(folder):
     standing = Standing(standing_of(folder).sweep)
     for number, record in enumerate(record for record in Ledger(folder).records() if record["kind"] == "decode"):
-        standing.add([record | {"finished": 100.0 + number}])
+        standing.add([record | {"started": 98.0 + number, "finished": 100.0 + number}])
     shown = standing.progress(now=130.0)
-    assert shown.rate == pytest.approx(15 / 30)
+    assert shown.rate == pytest.approx(15 / 32)
     assert shown.nfe == {"control": 100, "spot b4": 96, "spot b8": 92, "stale b4": 96, "stale b8": 92}
     assert shown.nfe_ratio["spot b8"] == pytest.approx(100 / 92)
     assert standing.progress(now=900.0).rate == 0.0
@@ -134,7 +134,7 @@ def test_a_text_that_is_not_scored_is_to_score(folder):
 def test_failures_are_grouped_by_error_whatever_its_numbers(folder):
     standing = Standing(standing_of(folder).sweep)
     cell, other = standing.sweep.cells[:2]
-    failed = {"kind": "decode", "status": "failed", "attempt": 1, "finished": 1.0}
+    failed = {"kind": "decode", "status": "failed", "attempt": 1, "started": 1.0, "finished": 1.0}
     for cell_key, row, error, cause in (
         (cell.key, standing.sweep.rows[cell.key][0], "RuntimeError: 3 of 8 at 0x7f", None),
         (cell.key, standing.sweep.rows[cell.key][1], "RuntimeError: 5 of 8 at 0x9c", None),
