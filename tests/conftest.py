@@ -45,9 +45,14 @@ def no_slurm() -> str | None:
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
 
 
+def no_mlflow_auth() -> str | None:
+    return None if find_spec("flask_wtf") else "no Flask-WTF; pip install -e '.[services]'"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
+    "mlflow-auth": no_mlflow_auth,
     "postgres": no_postgres,
     "slurm": no_slurm,
 }

@@ -23,6 +23,8 @@ from orchestrator.mlflow_runs import Drawings, Runs
 from orchestrator.projection import Projection
 from tests.fake_sweep import START, append, control, decode, on_disk, real_cell, score
 
+pytest_plugins = ["tests.servers"]
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL, SPOT = real_cell(), real_cell("spot", 4, drafter_options=(("tokgate", 0.6),))
 RECORDS = [
@@ -36,20 +38,6 @@ FAILED = decode(SPOT.key, "r1", 0, 0, status="failed", error="CUDA", text_sha=No
 PAGE = "<html>"
 SECOND = 1000  # milliseconds
 BEGAN = int(START * SECOND)
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory):
-    """A migrated database to copy: making one takes seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow_store.connect(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def uri(tmp_path, empty_database):
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 def runs(uri):
