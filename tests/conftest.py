@@ -65,12 +65,17 @@ def no_chromium() -> str | None:
     return f"no {', '.join(missing)}; Debian's chromium-driver, pip install -e '.[services]'" if missing else None
 
 
+def no_mlflow_auth() -> str | None:
+    return None if find_spec("flask_wtf") else "no Flask-WTF; pip install -e '.[services]'"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "chromium": no_chromium,
     "cluster-tools": no_cluster_tools,
     "minutes": too_long,
     "grafana-schema": no_grafana_schema,
+    "mlflow-auth": no_mlflow_auth,
     "postgres": no_postgres,
     "prometheus": no_prometheus,
     "slurm": no_slurm,

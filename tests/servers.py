@@ -7,12 +7,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import requests
 
+from orchestrator import mlflow_store
 from tests.conftest import postgres_program
 
 
@@ -75,7 +76,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 180.0) -> None:
 
 
 @contextmanager
-def mlflow_server(command: Sequence[str], folder: Path, port: int | None = None, **environment: str) -> Iterator[str]:
+def serve(command: Sequence[str], folder: Path, port: int | None = None, **environment: str) -> Iterator[str]:
     """The address of the server that `command` starts in `folder`, by MLFLOW_PORT; it is ended with its workers."""
     port = port or free_port()
     env, uri = os.environ | {"MLFLOW_PORT": str(port)} | environment, f"http://127.0.0.1:{port}"
@@ -95,3 +96,25 @@ def mlflow_server(command: Sequence[str], folder: Path, port: int | None = None,
     finally:
         os.killpg(server.pid, 15)
         server.wait(60)
+
+
+@pytest.fixture
+def mlflow_server(monkeypatch) -> Callable[..., AbstractContextManager[str]]:
+    """`serve`; a client of it waits for as long as a busy machine takes."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "200")
+    return serve
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory) -> Path:
+    """MLflow's on SQLite, to copy: making one takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow_store.connect(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path, empty_database) -> str:
+    """An MLflow without runs."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -11,13 +11,14 @@ import pytest
 
 from orchestrator.config import ROOT
 from orchestrator.doctor import mlflow
-from tests.servers import mlflow_server
 
 pytest_plugins = ["tests.servers"]
 
 
 @pytest.mark.service("postgres")
-def test_mlflow_keeps_runs_in_postgres_and_artifacts_on_s3_without_a_password(postgres, bucket, tmp_path, monkeypatch):
+def test_mlflow_keeps_runs_in_postgres_and_artifacts_on_s3_without_a_password(
+    postgres, bucket, mlflow_server, tmp_path, monkeypatch
+):
     import boto3
     from mlflow import MlflowClient
 
