@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -71,6 +71,8 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Answer with one JSON object on stdout; the rest of what is said goes to stderr.")
 ]
 Answer = dict[str, Any]
+Layout = Literal["long", "paper"]
+Form = Literal["terminal", "csv", "markdown", "latex", "html"]
 TracesOption = Annotated[
     str | None,
     typer.Option(help="A folder or s3://bucket/prefix with traces, for those that are made to stay. [default: by OUT]"),
@@ -536,15 +538,103 @@ def _texts(counts: TextCounts) -> str:
 
 
 @app.command()
-def report(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the result table and write the HTML report.
+def report(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="store=, or baseline=[SWEEP:]METHOD for the ratios.")
+    ] = None,
+    layout: Annotated[Layout, typer.Option(help="A line a cell, or a paper's main table.")] = "long",
+    form: Annotated[Form, typer.Option("--format", help="All but `terminal` print the table alone.")] = "terminal",
+    as_json: AsJson = False,
+) -> None:
+    """Print the result table, and write the HTML report. Of a sweep at any stage; starts nothing.
+
+    Ratios are against the draft-free control, or baseline=METHOD, as in baseline=spiffy; baseline=SWEEP:METHOD is one
+    of another sweep, for threshold decoding beside one position a pass.
 
     JSON: report (the page), table: a line a cell, with every number that the page has.
     """
     answer = context.with_resource(answering(as_json))
-    folder = _viewed(name, overrides)
+    baseline = [text.removeprefix("baseline=") for text in overrides or [] if text.startswith("baseline=")]
+    others = [text for text in overrides or [] if not text.startswith("baseline=")]
+    folder = _viewed(name, others)
     read_sweep(folder)
-    answer.update(_print_results(Console(), folder))
+    base = _baseline(baseline[-1], folder, others) if baseline else None
+    if form == "terminal":
+        answer.update(_print_results(Console(), folder, layout, base))
+        return
+    from orchestrator import tables
+
+    sweep, table, rows = _numbers(folder, base)
+    answer.update(table=json.loads(table.to_json(orient="records")))
+    if form == "csv":
+        print(tables.to_csv(table) if layout == "long" else tables.main_csv(rows), end="")
+        return
+    sheet = tables.LAYOUTS[layout](rows)
+    print(tables.html_page(sheet, sweep.name) if form == "html" else tables.FORMATS[form](sheet), end="")
+
+
+def _baseline(text: str, folder: Place, overrides: Sequence[str]) -> tuple[Place, str]:
+    """`METHOD` of the sweep itself, or `SWEEP:METHOD`; UserError where there is none."""
+    from orchestrator import results
+
+    where, _, method = text.rpartition(":")
+    base = _folder(where, overrides) if where else folder
+    results.check_method(read_sweep(base), method)
+    return base, method
+
+
+def _numbers(folder: Place, base: tuple[Place, str] | None) -> tuple[Sweep, Any, Any]:
+    """The sweep, `results.summary` and its `over_seeds`, with ratios against `base`."""
+    from orchestrator import results
+
+    sweep, samples = results.load(folder)
+    if base is not None and base != (folder, "control"):
+        others = samples if base[0] == folder else results.load(base[0])[1]
+        samples = results.against(samples, base[1], others)
+    table = results.summary(sweep, samples)
+    return sweep, table, results.over_seeds(table, samples)
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    name: SweepName,
+    other: Annotated[
+        str, typer.Argument(metavar="NAME|published|FILE.yaml", help="Another sweep, or what is published.")
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Two sweeps, cell by cell on the rows that both have; or a sweep beside published figures. Starts nothing.
+
+    `published` is all of configs/published, FILE.yaml one of them or your own. Of two sweeps it shows which cells
+    differ in passes, text and accuracy, who wins, what only one has, and what differs in their settings.
+
+    JSON: of two sweeps: a, b, cells, wins_ties_losses, only_a, only_b, settings; else: figures (each with source, ours
+    and verdicts) and unmet, those that speak of no cell of the sweep.
+    """
+    from orchestrator import compare as comparing
+    from orchestrator import published, results, tables
+
+    answer, console = context.with_resource(answering(as_json)), Console()
+    figures = None
+    if other == "published" or other.endswith(".yaml"):
+        figures = published.every() if other == "published" else published.read(published.find(other))
+    ours = results.load(_viewed(name, overrides))
+    if figures is not None:
+        met, unmet = comparing.of_published(ours, figures)
+        answer.update(comparing.published_as_dict(met, unmet))
+        console.print(tables.terminal(comparing.published_sheet(met), console.width))
+        if unmet:
+            _print(console, f"{len(unmet)} other figures speak of no cell that it has, or of what no sweep measures")
+        return
+    found = comparing.of_sweeps(ours, results.load(_viewed(other, overrides)))
+    answer.update(comparing.as_dict(found))
+    console.print(tables.terminal(comparing.sheet(found), console.width))
+    for line in comparing.lines(found):
+        _print(console, line)
 
 
 @app.command()
@@ -725,7 +815,8 @@ def decode(
 
     By default tiny-sdar with spot at budget 8, T = 0; for others: drafters=[stale] budgets=[20] temperatures=[1]
 
-    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds.
+    JSON: cell, text, tokens, nfe, cache_passes, drafted and accepted (a pass each), seconds, replay (every pass as
+    workers/replay.py has it, null with --no-passes).
     """
     answer = context.with_resource(answering(as_json))
     one = ["drafters=[spot]", "budgets=[8]", "temperatures=[0]"]
@@ -743,8 +834,9 @@ def decode(
     spec = decode_spec(config, model, cell.temperature, cell.seed)
     task = SampleTask("", model, "prompt", prompt, prompt, spec, None)
     with said_in_one_line(f"model {cell.model} could not decode this"):
-        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget))
-    for line in narrate(worker, decoding) if passes else ():
+        decoding = worker.decode(task, MethodTask(cell.key, drafter, cell.budget), keep=passes)
+    replay = worker.replay(task, decoding) if passes else None
+    for line in narrate(replay) if replay else ():
         print(line)
     text = worker.text(decoding.tokens)
     print(text)
@@ -752,7 +844,7 @@ def decode(
     if as_json:
         offered, taken = ([getattr(a_pass, what) for a_pass in decoding.passes] for what in ("drafted", "accepted"))
         answer.update(cell=cell.label, text=text, tokens=decoding.tokens, nfe=decoding.nfe, seconds=decoding.seconds)
-        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken)
+        answer.update(cache_passes=decoding.cache_passes, drafted=offered, accepted=taken, replay=replay)
 
 
 # ---- a new machine
@@ -1216,18 +1308,20 @@ def _accuracy(right: tuple[int, int]) -> str:
     return f"{right[0] / right[1]:.1%} of {right[1]}" if right[1] else "not scored"
 
 
-def _print_results(console: Console, folder: Place) -> Answer:
+def _print_results(
+    console: Console, folder: Place, layout: Layout = "long", base: tuple[Place, str] | None = None
+) -> Answer:
     """The table, the report's path and the way to MLflow; as JSON, the first two."""
     from dashboards.report import write_report
-    from orchestrator import results
+    from orchestrator import tables
 
-    sweep, samples = results.load(folder)
-    summary, page = results.summary(sweep, samples), str(write_report(folder))
-    console.print(results.table(summary))
+    sweep, table, rows = _numbers(folder, base)
+    page = str(write_report(folder))
+    console.print(tables.terminal(tables.LAYOUTS[layout](rows), console.width))
     _print(console, f"report: {page}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")
-    return {"report": page, "table": json.loads(summary.to_json(orient="records"))}
+    return {"report": page, "table": json.loads(table.to_json(orient="records"))}
 
 
 def _print(console: Console, text: str, markup: str = "") -> None:

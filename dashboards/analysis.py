@@ -14,18 +14,12 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
-from dashboards.plots import CONTROL, PALETTE, figure, legend
+from dashboards.plots import CONTROL, PALETTE, figure, legend, shares
 from dashboards.report import environment
 from orchestrator.analysis import PLACE, Analysis, percent, pivot, places, ratio, recovered
 
-_MEASURES = {
-    "stale token": ("#333333", "--"),
-    "order model": ("#0072b2", "-"),
-    "stale confidence": ("#d55e00", "-"),
-    "noise-aware": ("#009e73", ":"),  # the same as stale confidence at T = 0
-}
 _ORACLES = {"positions": ("#333333", "-"), "tokens": ("#888888", "--"), "both": ("#c4c4c4", ":")}
 Draw = Callable[[Axes, pd.DataFrame], None]
 
@@ -118,22 +112,13 @@ def _finding(lines: pd.DataFrame, headroom: pd.DataFrame) -> str:
 # ---- figures
 
 
-def _shares(axes: Axes, lines: pd.DataFrame) -> None:
-    for name, part in lines.dropna(subset="share").groupby("measure", sort=False):
-        colour, style = _MEASURES[str(name)]
-        axes.plot(part["at"], part["share"], style, color=colour, marker="o", markersize=3.5, label=name)
-    axes.set(ylabel="share right", ylim=(0, 1.04))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
 def _by_block(axes: Axes, lines: pd.DataFrame) -> None:
-    _shares(axes, lines)
+    shares(axes, lines)
     axes.set_xlabel("block of the answer")
 
 
 def _by_depth(axes: Axes, lines: pd.DataFrame) -> None:
-    _shares(axes, lines)
+    shares(axes, lines)
     axes.set_xlabel("commits ahead")
 
 

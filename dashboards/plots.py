@@ -10,21 +10,30 @@ Text stays text (the page's fonts, selectable); a method has one colour in every
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from dashboards.predict import Prediction
 from orchestrator import results
 
 Row = dict[str, Any]
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31")
 CONTROL = "#555555"
+_MEASURES = {
+    "stale token": ("#333333", "--"),
+    "order model": ("#0072b2", "-"),
+    "stale confidence": ("#d55e00", "-"),
+    "noise-aware": ("#009e73", ":"),  # the same as stale confidence at T = 0
+}
 _PHASES = {"prefill": "#b8c4d0", "target": "#0072b2", "draft": "#e69f00", "rest": "#dddddd"}
 STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "spot", "font.family": "sans-serif", "font.size": 9,
@@ -52,16 +61,54 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
             spread = [point.get("nfe_sd") or 0.0 for point in points]
             axes.errorbar(budgets, nfe, yerr=spread if any(spread) else None, color=palette[drafter], marker="o",
                           markersize=4, capsize=2, label=drafter)  # fmt: skip
-        axes.set(xlabel="budget (draft states a pass)", ylabel="NFE per sample")
+        axes.set(ylabel="NFE per sample")
         axes.set_ylim(bottom=0)
-        budgets = sorted({row["budget"] for row in rows if row["budget"]})
-        if budgets:
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(budgets, [str(budget) for budget in budgets])
-            axes.set_xlim(budgets[0] / 1.2, budgets[-1] * 1.2)
-            axes.minorticks_off()
+        _budgets(axes, rows)
         legend(axes)
     return svg()
+
+
+def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Mapping[str, Prediction]) -> str:
+    """Throughput ratio against budget: points as measured, with intervals; lines as predicted, the best starred."""
+    with _figure() as (axes, svg):
+        axes.axhline(1.0, color=CONTROL, linestyle="--", linewidth=1, label="control")
+        for drafter, points in _lines(rows, "throughput_ratio"):
+            _measured(axes, points, "throughput_ratio", color=palette[drafter], label=drafter)
+        for drafter, line in predicted.items():
+            axes.plot(line.budgets, line.ratios, color=palette[drafter], linewidth=1)
+            axes.plot(*line.best, "*", color=palette[drafter], markersize=11, markeredgecolor="white",
+                      markeredgewidth=0.7)  # fmt: skip
+        axes.set(ylabel="throughput ratio")
+        axes.set_ylim(bottom=0)
+        _budgets(axes, rows, [1] if predicted else [])
+        legend(axes)
+    return svg()
+
+
+def _measured(axes: Axes, points: list[Row], name: str, **style: Any) -> None:
+    """`points` against their budgets, with their intervals, or deviations over seeds, where they have these."""
+    values = [point[name] for point in points]
+    ends = [[_end(point, name, sign) for point in points] for sign in (-1, 1)]
+    errors = [[abs(end - value) for end, value in zip(side, values, strict=True)] for side in ends]
+    axes.errorbar([point["budget"] for point in points], values, yerr=errors if any(map(any, errors)) else None,
+                  linestyle="", marker="o", markersize=4.5, capsize=2, elinewidth=1, **style)  # fmt: skip
+
+
+def _end(point: Row, name: str, sign: int) -> float:
+    """The lower or the upper end of what a measured value may be; the value itself where nothing is known of it."""
+    bound = point.get(f"{name}_{'high' if sign > 0 else 'low'}")
+    return bound if bound is not None else point[name] + sign * (point.get(f"{name}_sd") or 0.0)
+
+
+def _budgets(axes: Axes, rows: list[Row], more: Iterable[int] = ()) -> None:
+    """The budgets there are as the ticks of a logarithmic axis."""
+    budgets = sorted({row["budget"] for row in rows if row["budget"]} | set(more))
+    axes.set_xlabel("budget (draft states a pass)")
+    if budgets:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(budgets, [str(budget) for budget in budgets])
+        axes.set_xlim(budgets[0] / 1.2, budgets[-1] * 1.2)
+        axes.minorticks_off()
 
 
 def throughput_by_nfe(rows: list[Row], palette: dict[str, str]) -> str:
@@ -100,19 +147,66 @@ def survival(rows: list[Row], palette: dict[str, str]) -> str:
 def time_split(rows: list[Row], palette: dict[str, str]) -> str:
     """Where decoding time goes, one bar a cell, summing to 1. `palette` is unused: the colours are the phases'."""
     timed = [row for row in rows if row["time_target"] is not None]
-    names = [results.method_name(row) + (f" {row['budget']}" if row["budget"] else "") for row in timed]
     with _figure(height=max(1.9, 0.9 + 0.24 * len(timed))) as (axes, svg):
         start = [0.0] * len(timed)
         for phase, colour in _PHASES.items():
             share = [row[f"time_{phase}"] for row in timed]
             axes.barh(range(len(timed)), share, left=start, color=colour, height=0.7, label=phase)
             start = [low + width for low, width in zip(start, share, strict=True)]
-        axes.set_yticks(range(len(timed)), names)
+        axes.set_yticks(range(len(timed)), list(map(_name, timed)))
         axes.set(xlabel="share of decoding time", xlim=(0.0, 1.0))
         axes.grid(visible=False, axis="y")
         axes.invert_yaxis()
         axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), handlelength=1.0, columnspacing=1.2)
     return svg()
+
+
+def accuracy(rows: list[Row], palette: dict[str, str]) -> str:
+    """Accuracy of every cell, with its interval; the band is the control's."""
+    known = [row for row in rows if row["accuracy"] is not None]
+    with _figure(height=max(1.9, 0.9 + 0.24 * len(known))) as (axes, svg):
+        for place, row in enumerate(known):
+            low, high = _end(row, "accuracy", -1), _end(row, "accuracy", 1)
+            if row["drafter"] == results.CONTROL:
+                axes.axvspan(low, high, color="#888888", alpha=0.12, linewidth=0)
+            axes.errorbar([row["accuracy"]], [place], xerr=[[row["accuracy"] - low], [high - row["accuracy"]]],
+                          color=palette[row["drafter"]], marker="o", markersize=4, capsize=2)  # fmt: skip
+        axes.set_yticks(range(len(known)), list(map(_name, known)))
+        axes.set(xlabel="accuracy", xlim=_around([_end(row, "accuracy", sign) for row in known for sign in (-1, 1)]))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(visible=False, axis="y")
+        axes.invert_yaxis()
+    return svg()
+
+
+def right_by(by: str, lines: pd.DataFrame) -> str:
+    """`shares` as a picture of its own."""
+    with _figure() as (axes, svg):
+        shares(axes, lines)
+        axes.set_xlabel({"block": "block of the answer", "depth": "commits ahead"}[by])
+        legend(axes)
+    return svg()
+
+
+def shares(axes: Axes, lines: pd.DataFrame) -> None:
+    """Lines of an analysis' table `accuracy`: the share right of each measure, by what they are `at`."""
+    for name, part in lines.dropna(subset="share").groupby("measure", sort=False):
+        colour, style = _MEASURES[str(name)]
+        axes.plot(part["at"], part["share"], style, color=colour, marker="o", markersize=3.5, label=name)
+    axes.set(ylabel="share right", ylim=(0, 1.04))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _around(shares: list[float]) -> tuple[float, float]:
+    """Limits with some air around `shares`, a fifth apart at least, within 0 and 1."""
+    low, high = min(shares, default=0.0), max(shares, default=1.0)
+    air = max(0.02, (0.2 - (high - low)) / 2)
+    return max(low - air, -0.03), min(high + air, 1.03)
+
+
+def _name(row: Row) -> str:
+    return results.method_name(row) + (f" {row['budget']}" if row["budget"] else "")
 
 
 def _range(values: list[float]) -> tuple[float, float]:
@@ -153,7 +247,17 @@ def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterat
         yield drawn.add_subplot(), pictures
         written = io.BytesIO()
         drawn.savefig(written, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-        pictures["svg"] = written.getvalue()[written.getvalue().index(b"<svg") :]
+        pictures["svg"] = _bare(written.getvalue().decode()).encode()
         if png:
             drawn.savefig(written := io.BytesIO(), format="png", dpi=160)
             pictures["png"] = written.getvalue()
+
+
+def _bare(svg: str) -> str:
+    """A picture without what a page has no use for: metadata, ids that nothing refers to, thousandths of a point."""
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    referred = set(re.findall(r"#([\w-]+)", svg))
+    svg = re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in referred else "", svg)
+    places = re.compile(r' (?:d|x|y|width|height|transform)="[^"]+"')
+    svg = places.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+    return re.sub(r"\s*\n\s*", "\n", svg)

@@ -1,13 +1,17 @@
-"""One self-contained page about a sweep, finished or not: it needs no server, no network and no JavaScript.
+"""One self-contained page about a sweep, finished or not: no server, no network; JavaScript for its samples alone.
 
 python -c 'from pathlib import Path; from dashboards.report import write_report; write_report(Path("runs/first"))'
+
+Its size is bounded, whatever the sweep's: what it leaves out it says.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +19,84 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dashboards import plots
-from orchestrator import results
-from orchestrator.ledger import Sweep
+from dashboards import browser, plots
+from dashboards.predict import Prediction, predictions
+from orchestrator import config, results, tables
+from orchestrator.ledger import Ledger, Sweep, read_sweep
 from orchestrator.progress import duration
 from workers.store import Place, open_store
 
-SHOWN_SAMPLES = 20  # of each (model, task, T, seed): the page is to be mailed, the ledger has the rest
-_HEADINGS = (
-    "method",
-    "budget",
-    "T",
-    "NFE",
-    "NFE ratio",
-    "throughput ratio",
-    "acceptance",
-    "oracle share",
-    "accuracy",
-    "identical",
-    "n/N",
-)
-_FIGURES = (
-    ("Target passes", "NFE per sample; lower is better.", plots.nfe_by_budget),
-    ("Speed", "What the saved passes bring; numbers are budgets.", plots.throughput_by_nfe),
-    ("Depth", "How many drafts in a row are accepted.", plots.survival),
-    ("Time", "Where decoding time goes.", plots.time_split),
-)
+MOST_GROUPS = 12  # (model, task, T) with figures: up to eight of 20 kilobytes each
+MOST_LINES = 2000  # of the table
+MOST_DIFFERENT = 50  # samples listed whose text is not the control's
+NO_ACCURACY = pd.DataFrame(columns=["model", "task", "temperature", "measure", "by", "at", "share"])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with what it says."""
+
+    heading: str
+    caption: str
+    svg: str
 
 
 def write_report(folder: Place) -> Place:
-    """Write `folder`/report.html, whole or not at all, and return its place. UserError where there is no sweep."""
-    sweep, samples = results.load(folder)
-    open_store(folder).put("report.html", render(sweep, samples).encode())
+    """Write `folder`/report.html, whole or not at all, and return its place. UserError where there is no sweep.
+
+    Where the sweep has been analysed (`launch.py analyze`), its findings are on the page, too.
+    """
+    sweep, ledger = read_sweep(folder), Ledger(folder)
+    samples = results.frame(sweep, ledger.decodes(), ledger.scores().values())
+
+    def replays(cell: str, row: str) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = ledger.results()[cell, row].get("replay")
+        return found
+
+    open_store(folder).put("report.html", render(sweep, samples, replays, analysed(sweep)).encode())
     return folder / "report.html"
 
 
-def render(sweep: Sweep, samples: pd.DataFrame) -> str:
+def analysed(sweep: Sweep) -> pd.DataFrame:
+    """Table `accuracy` of the sweep's analysis (orchestrator/analysis.py); empty where there is none."""
+    file = Path(config.here(str(sweep.folder.parent))) / sweep.folder.name / "analysis" / "accuracy.csv"
+    return pd.read_csv(file) if file.is_file() else NO_ACCURACY
+
+
+def render(
+    sweep: Sweep,
+    samples: pd.DataFrame,
+    replays: browser.Replays = lambda cell, row: None,
+    accuracy: pd.DataFrame = NO_ACCURACY,
+) -> str:
     """The page as a string. The same records give the same page."""
     table = results.summary(sweep, samples)
-    merged = results.over_seeds(table).to_dict("records")
-    rows = [line | {"raw": raw} for line, raw in zip(results.display_rows(table), merged, strict=True)]
-    shares = results.has_oracle(rows)
+    rows = results.over_seeds(table, samples)
+    merged = rows.to_dict("records")
+    shown = browser.shown(sweep, samples, replays)
+    script = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
+    groups = _groups(merged)
     return environment().get_template("report.html.j2").render(
         name=sweep.name,
         facts=_facts(table, samples),
-        headings=[name for name in _HEADINGS if name != "oracle share" or shares],
-        shares=shares,
-        table=_grouped(rows),
-        interval=_interval,
+        table_style=Markup(tables.HTML_STYLE),
+        main=Markup(tables.to_html(tables.main(rows[:MOST_LINES]))),
+        long=Markup(tables.to_html(tables.long(rows[:MOST_LINES]))),
         oracles=any(results.is_oracle(row["method"]) for row in merged),
-        shared=any(row["shared"] for row in merged),
+        lines=len(rows),
+        most_lines=MOST_LINES,
         verdict=_verdict(merged),
-        exceptions=_exceptions(merged),
-        groups=_figures(merged),
-        browser=list(_browser(sweep, samples)),
+        lossless=_lossless(merged),
+        different=_different(samples, shown),
+        differing=sum(row["n"] - row["same"] for row in merged),
+        groups=[_Group(*group, samples, accuracy).page() for group in groups[:MOST_GROUPS]],
+        of_groups=len(groups),
+        analyze=f"python launch.py analyze {sweep.name}",
+        analysed=len(accuracy) > 0,
+        shown=shown,
+        data=Markup(browser.embedded(shown.data)),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         environment=[(key, value) for key, value in sweep.environment.items() if isinstance(value, (str, int, float))],
     )  # fmt: skip
 
@@ -96,20 +124,6 @@ def _facts(table: pd.DataFrame, samples: pd.DataFrame) -> list[tuple[str, str]]:
     return facts
 
 
-def _grouped(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(f"{row['model']} · {row['task']}", []).append(row)
-    return list(groups.items())
-
-
-def _interval(row: dict[str, Any], name: str) -> Markup:
-    low, high = row["raw"].get(f"{name}_low"), row["raw"].get(f"{name}_high")
-    if low is None or row["raw"]["method"] == results.CONTROL:
-        return Markup("")
-    return Markup(" <small>{:.2f}–{:.2f}</small>").format(low, high)
-
-
 def _verdict(merged: list[dict[str, Any]]) -> dict[str, str]:
     rows = [row for row in merged if row["method"] != results.CONTROL]
     total, same, numeric, bugs = (sum(row[name] for row in rows) for name in ("n", "same", "numeric", "bug"))
@@ -122,76 +136,112 @@ def _verdict(merged: list[dict[str, Any]]) -> dict[str, str]:
     return {"kind": "good", "text": f"{text}."}
 
 
-def _exceptions(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The methods of which some text differs from the control's."""
-    different = [row for row in merged if row["same"] < row["n"]]
-    return [row | {"method": results.method_name(row), "temperature": f"{row['temperature']:g}"} for row in different]
-
-
-def _figures(merged: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """The four figures of every (model, task, T) that has a number to draw."""
-    palette = plots.colours(merged)
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _lossless(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line a method: its samples, and how many texts are the control's, differ within rounding, or are a bug."""
+    lines: dict[str, dict[str, Any]] = {}
     for row in merged:
-        if row["n"]:
-            groups.setdefault(f"{row['model']} · {row['task']} · T {row['temperature']:g}", []).append(row)
+        if row["method"] != results.CONTROL:
+            method = results.method_name(row)
+            line = lines.setdefault(
+                method, {"method": method} | dict.fromkeys(("n", "same", "numeric", "bug", "failed"), 0)
+            )
+            for name in ("n", "same", "numeric", "bug", "failed"):
+                line[name] += row[name]
+    return list(lines.values())
+
+
+def _different(samples: pd.DataFrame, shown: browser.Shown) -> list[dict[str, Any]]:
+    """The samples whose text is not the control's, bugs first, with their place in the browser: MOST_DIFFERENT."""
+    found = samples[samples["status"].eq("ok") & ~samples["identical"].eq(True)]
+    records = sorted(found.to_dict("records"), key=lambda record: browser.state(record) != "bug")
     return [
-        (title, [(heading, caption, draw(rows, palette)) for heading, caption, draw in _FIGURES])
-        for title, rows in groups.items()
+        {
+            "method": _name(record),
+            "place": f"{record['model']} · {record['task']} · T {record['temperature']:g} · seed {record['seed']}",
+            "row": record["row"],
+            "kind": browser.state(record),
+            "at": shown.places.get((record["cell"], record["row"])),
+        }
+        for record in records[:MOST_DIFFERENT]
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------- samples
+def _name(row: dict[str, Any]) -> str:
+    return results.method_name(row) + (f" {row['budget']}" if row["budget"] else "")
 
 
-def _browser(sweep: Sweep, samples: pd.DataFrame) -> Iterator[tuple[str, int, int, list[dict[str, Any]]]]:
-    """For each (model, task, T), at its first seed: title, number shown, number there is, the samples."""
-    order = {cell.key: index for index, cell in enumerate(sweep.cells)}
-    for (model, task, temperature), group in samples.groupby(["model", "task", "temperature"], sort=False):
-        seed = min(group["seed"])
-        rows = list(dict.fromkeys(group[group["seed"] == seed]["row"]))
-        shown = group[(group["seed"] == seed) & group["row"].isin(rows[:SHOWN_SAMPLES])].to_dict("records")
-        shown.sort(key=lambda record: (rows.index(record["row"]), order[record["cell"]]))
-        found = [_sample(row, list(records)) for row, records in groupby(shown, key=lambda record: record["row"])]
-        yield f"{model} · {task} · T {temperature:g} · seed {seed}", len(found), len(rows), found
+# ---------------------------------------------------------------------------------------------------------- figures
 
 
-def _sample(row: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """One data-set row as every method decoded it; its text is the control's, or the first there is."""
-    text = next((record["text"] for record in records if isinstance(record["text"], str)), None)
-    scored = next((record for record in records if record["correct"] is not None), {})
-    mark = _choose(scored.get("correct"), "yes", "no", "unknown")
-    methods = [_decoded(record, text) for record in records]
-    return {"row": row, "text": text, "answer": scored.get("answer"), "mark": mark, "nfe": _nfe_line(records),
-            "methods": methods}  # fmt: skip
+def _groups(merged: list[dict[str, Any]]) -> list[tuple[tuple[str, str, float], list[dict[str, Any]], dict[str, str]]]:
+    """(model, task, T), its rows that have a number to draw, and a colour a method, the same everywhere."""
+    palette = plots.colours(merged)
+    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for row in merged:
+        if row["n"]:
+            groups.setdefault((row["model"], row["task"], row["temperature"]), []).append(row)
+    return [(place, rows, palette) for place, rows in groups.items()]
 
 
-def _nfe_line(records: list[dict[str, Any]]) -> str:
-    """`control 60, spot 8 20`: the control and the best honest method."""
-    good = [r for r in records if r["status"] == "ok" and not results.is_oracle(r["method"])]
-    control = [r for r in good if r["method"] == results.CONTROL]
-    others = [r for r in good if r["method"] != results.CONTROL]
-    best = [min(others, key=lambda r: r["nfe"])] if others else []
-    return " → ".join(f"{_name(record)}: {record['nfe']:g}" for record in control + best)
+@dataclass(frozen=True)
+class _Group:
+    """What the figures of one (model, task, T) are made of."""
+
+    place: tuple[str, str, float]
+    rows: list[dict[str, Any]]
+    palette: dict[str, str]
+    samples: pd.DataFrame
+    accuracy: pd.DataFrame
+
+    def page(self) -> dict[str, Any]:
+        """Its title and figures."""
+        model, task, temperature = self.place
+        here = self._here(self.samples)
+        predicted = predictions(here)
+        scored = any(row["accuracy"] is not None for row in self.rows)
+        figures = [
+            Figure("Target passes", "NFE per sample; lower is better.", plots.nfe_by_budget(self.rows, self.palette)),
+            Figure("Throughput", _said(predicted), plots.throughput_by_budget(self.rows, self.palette, predicted)),
+            Figure(
+                "Speed", "What the saved passes bring; numbers are budgets.",
+                plots.throughput_by_nfe(self.rows, self.palette),
+            ),
+            Figure("Depth", "How many drafts in a row are accepted.", plots.survival(self.rows, self.palette)),
+            Figure("Time", "Where decoding time goes.", plots.time_split(self.rows, self.palette)),
+        ]  # fmt: skip
+        if scored:
+            said = "Right answers, with their intervals; the band is the control's."
+            figures.append(Figure("Accuracy", said, plots.accuracy(self.rows, self.palette)))
+        for by, heading, said in _MOTIVATION:
+            lines = self._here(self.accuracy)
+            if len(lines := lines[lines["by"] == by]):
+                figures.append(Figure(heading, said, plots.right_by(by, lines)))
+        return {"title": f"{model} · {task} · T {temperature:g}", "figures": figures}
+
+    def _here(self, lines: pd.DataFrame) -> pd.DataFrame:
+        model, task, temperature = self.place
+        return lines[lines["model"].eq(model) & lines["task"].eq(task) & lines["temperature"].eq(temperature)]
 
 
-def _name(record: dict[str, Any]) -> str:
-    return results.method_name(record) + (f" {record['budget']}" if record["budget"] else "")
+_MOTIVATION = (
+    (
+        "block",
+        "What and where, by block",
+        "How often the stale table names the next token, and each ranking the next position to commit.",
+    ),
+    ("depth", "What and where, by depth", "The same after that many further, true commits."),
+)
 
 
-def _choose(correct: bool | None, yes: str, no: str, unknown: str) -> str:
-    return unknown if correct is None else yes if correct else no
-
-
-def _decoded(record: dict[str, Any], text: str | None) -> dict[str, Any]:
-    good, drafted = record["status"] == "ok", record["drafted_passes"]
-    different = good and isinstance(record["text"], str) and record["text"] != text
-    return {
-        "name": _name(record),
-        "nfe": f"{record['nfe']:g}" if good else "failed",
-        "accepted": f"{record['accepted']:g} / {drafted:g}" if good and drafted else "–",
-        "seconds": f"{record['seconds']:.2f}" if good and record["seconds"] else "–",
-        "correct": _choose(record["correct"], "✓", "✗", "–"),
-        "same": (record["difference"] or ("identical" if record["identical"] else "–")) if good else record["error"],
-        "other_text": record["text"] if different else None,
-    }
+def _said(predicted: dict[str, Prediction]) -> str:
+    """What the lines of the throughput figure are, and their best budgets."""
+    if not predicted:
+        return "Against the control, paired."
+    best = [f"{name} {budget} ({ratio:.2f}×)" for name, (budget, ratio) in ((n, p.best) for n, p in predicted.items())]
+    said = "Points: measured, paired, with their intervals. Lines: predicted for every budget; best (★): " + ", ".join(
+        best
+    )
+    pays = any(prediction.best[1] > 1 for prediction in predicted.values())
+    misses = [prediction.miss for prediction in predicted.values() if prediction.miss is not None]
+    said += "." if pays else "; no budget pays here."
+    return said + (f" A budget left out is predicted within {max(misses):.0%}." if misses else "")

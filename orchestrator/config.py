@@ -114,7 +114,8 @@ class Config:
 
     `shuffle: false` takes the rows in data-set order instead of in the order given by the seed. `retries` is how many
     worker deaths one sample task may cause before it is taken apart; `tolerate` the share of all samples that may fail
-    before nothing more is begun (null: all of them). `store` is a folder or s3://bucket/prefix; the default `mlflow` is
+    before nothing more is begun (null: all of them). The records of the first `replays` rows of every cell keep their
+    passes, for the report to replay; 0 for none. `store` is a folder or s3://bucket/prefix; the default `mlflow` is
     a database in that folder, or in `runs` here for a store on S3. `model`, `task` and `drafter` hold the entries that
     the axes name: configs/<section>/<name>.yaml, with what the grid file and the command line change in them.
     """
@@ -134,6 +135,7 @@ class Config:
     workers: Workers = field(default_factory=Workers)
     retries: int = 2
     tolerate: float | None = None
+    replays: int = 2
     cluster: str | None = None
     store: str = "runs"
     mlflow: str | None = "sqlite:///${store}/mlflow.db"
@@ -542,6 +544,7 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     unknown_cluster = f"no such cluster: {config.cluster!r}; known: {listed(known('cluster'))}"
     yield "cluster", config.cluster is None or config.cluster in known("cluster"), unknown_cluster
     yield "retries", config.retries > 0, f"{config.retries}: 1 or more"
+    yield "replays", config.replays >= 0, f"{config.replays}: rows a cell, 0 for none"
     for key, holds, wrong in _decode_rules(config.decode):
         yield f"decode.{key}", holds, wrong
     yield "workers.device", workers.device in ("cpu", "cuda"), f"{workers.device!r}: 'cpu' or 'cuda'"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import config as configs
+from orchestrator import published
 from orchestrator.cluster import Cluster
 from orchestrator.config import Config, here, shown
 from orchestrator.errors import UserError
@@ -145,35 +145,33 @@ def find(plan: Plan, named: Sequence[Path]) -> tuple[dict[str, Probe], list[str]
     return found, sorted(notes)
 
 
-@dataclass(frozen=True)
-class Published:
-    """How many times fewer passes than draft-free decoding a paper reports: (model, drafter, budget, task) -> least.
-
-    Task None is any.
-    """
-
-    source: str
-    ratios: Mapping[tuple[str, str, int, str | None], float]
-
-    def ratio(self, cell: Cell) -> float | None:
-        """Of one position a pass; no other rule is published."""
-        key = (cell.model, cell.drafter, cell.budget)
-        found = self.ratios.get((*key, cell.task), self.ratios.get((*key, None)))
-        return found if cell.threshold is None else None
+Ratios = Mapping[tuple[str, str, int, str | None], float]  # by (model, drafter, budget, task), of any task if None
 
 
-def published() -> Published:
-    """configs/published/spot.yaml."""
-    found = configs.read(configs.CONFIGS / "published" / "spot.yaml")
-    ratios = {
-        (model, drafter, budget, task): float(line["ratio"][0])
-        for line in found["ratios"]
-        for model in line["models"]
-        for drafter in line["drafters"]
-        for budget in line["budgets"]
-        for task in line.get("tasks", [None])
+def published_ratios() -> Ratios:
+    """How many times fewer passes than draft-free decoding papers report at least; of one position a pass."""
+    told = [
+        figure
+        for figure in published.every()
+        if (figure.measure, figure.baseline, figure.unmasking) == ("nfe_ratio", "control", "single")
+        and figure.conditions.keys() >= {"models", "drafters", "budgets"}
+    ]
+    return {
+        (model, drafter, budget, task): figure.low
+        for figure in told
+        for model in figure.conditions["models"]
+        for drafter in figure.conditions["drafters"]
+        for budget in figure.conditions["budgets"]
+        for task in figure.conditions.get("tasks", (None,))
+        if figure.low is not None
     }
-    return Published(found["source"], ratios)
+
+
+def _ratio(ratios: Ratios, cell: Cell) -> float | None:
+    """Of its task if one is told, else of any."""
+    key = (cell.model, cell.drafter, cell.budget)
+    found = ratios.get((*key, cell.task), ratios.get((*key, None)))
+    return found if cell.threshold is None else None
 
 
 PassKind = tuple[str, str, int]  # (model, drafter, budget): what decides, in one sweep, how long a pass takes
@@ -215,7 +213,7 @@ class Estimate:
 
 def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[str, Probe]) -> Estimate:
     """The passes and the time of all that is left."""
-    paper, own = published(), measured(plan, results)
+    paper, own = published_ratios(), measured(plan, results)
     of_passes, of_seconds, untimed = dict[str, None](), dict[str, None](), dict[str, None]()
     passes_of: dict[tuple[Any, ...], float] = {}
 
@@ -259,7 +257,7 @@ def task_cost(plan: Plan, results: Results) -> Callable[[Work], float]:
     In seconds, if the passes of every cell were timed: by the sweep's own records, or by the store's probes. Else in
     passes, as if those of all models took as long.
     """
-    probes, own, paper = find(plan, [])[0], measured(plan, results), published()
+    probes, own, paper = find(plan, [])[0], measured(plan, results), published_ratios()
     passes = {cell.key: _likely_passes(cell, probes.get(cell.model), paper)[0] for cell in plan.grid.cells}
     timed = {cell.key: _pass_seconds(cell, own, probes) for cell in plan.grid.cells}
     seconds = {key: passes[key] * time[0] for key, time in timed.items() if time}
@@ -284,12 +282,12 @@ def _pass_seconds(cell: Cell, own: Mapping[PassKind, float], probes: Mapping[str
     return None
 
 
-def _likely_passes(cell: Cell, probe: Probe | None, paper: Published) -> tuple[float, str]:
+def _likely_passes(cell: Cell, probe: Probe | None, paper: Ratios) -> tuple[float, str]:
     """A sample's passes, and by whose word."""
     if probe is not None and probe.is_alike(cell):
         return probe.passes(cell), f"the probe of {probe.model}"
     draft_free = float(cell.gen_length) if cell.stop == "length" and cell.threshold is None else most_passes(cell)
-    ratio = paper.ratio(cell)
+    ratio = _ratio(paper, cell)
     if ratio is not None:
         return draft_free / ratio, "the published ratios"
     return (draft_free if cell.is_control else most_passes(cell)), "a pass a position"

@@ -137,6 +137,7 @@ class Plan:
 
     def _tasks(self, span: slice, results: Results, retry_failed: bool) -> Iterator[SampleTask]:
         for group, cells in self._groups.items():
+            replayed = frozenset(self.grid.rows[group][: self.config.replays])
             for row in self.grid.rows[group][span]:
                 pending = [
                     self._method(cell, held)
@@ -144,9 +145,9 @@ class Plan:
                     if (held := results.get((cell.key, row))) is None or (retry_failed and held["status"] == "failed")
                 ]
                 if pending:
-                    yield self._sample_task(group, row, pending)
+                    yield self._sample_task(group, row, pending, row in replayed)
 
-    def _sample_task(self, group: Group, row_id: str, pending: list[MethodTask]) -> SampleTask:
+    def _sample_task(self, group: Group, row_id: str, pending: list[MethodTask], replay: bool) -> SampleTask:
         index, row = self.data[group.task][row_id]
         config = self.config
         return SampleTask(
@@ -159,6 +160,7 @@ class Plan:
             control=next((method for method in pending if method.drafter is None), None),
             methods=tuple(method for method in pending if method.drafter is not None),
             turn=index,
+            replay=replay,
         )
 
     def _method(self, cell: Cell, held: Record | None) -> MethodTask:

@@ -1,25 +1,29 @@
-"""Records in, numbers out: samples, one summary row a cell, and the tables a paper prints. design.md §5 "Numbers".
+"""Records in, numbers out: samples, one summary row a cell, one a cell over its seeds. design.md §5 "Numbers".
 
     sweep, samples = results.load(place("runs/first"))
-    print(results.to_markdown(results.summary(sweep, samples)))
+    rows = results.over_seeds(results.summary(sweep, samples), samples)
 
 Everything is computed from the ledger's records; nothing is stored. Where a number does not exist (an acceptance
-without a drafted pass, a time ratio without an identical text) it is None, never NaN and never zero.
+without a drafted pass, a time ratio without an identical text) it is None, never NaN and never zero. What the numbers
+look like is orchestrator/tables.py's.
+
+A ratio is one of sums, over the samples that both sides have. Its interval is a 95 % bootstrap over prompts: rows are
+drawn with replacement, the seeds of a row together, so three seeds of one prompt do not count as three prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
-from rich.text import Text
 
 from orchestrator import grid
+from orchestrator.config import COMMAND_LINE, listed
+from orchestrator.errors import UserError
 from orchestrator.grid import Cell
 from orchestrator.ledger import Ledger, Record, Sweep, read_sweep
 from workers.store import Place
@@ -30,18 +34,32 @@ _FIELDS = ("cell", "row", "status", "error", "text", "text_sha", "length", "nfe"
            "drafted_passes", "accepted", "accepted_by_depth", "control_nfe", "control_seconds", "control_sha",
            "identical", "difference", "device", "dtype", "threads", "node", "started", "finished",
            "peak_bytes", "per_gpu")  # fmt: skip
+_PAIR = ("pair", "pair_nfe", "pair_seconds", "pair_same")  # what a sample's ratios are against
+_FLOATS = ("length", "nfe", "cache_passes", "drafted", "drafted_passes", "accepted", "control_nfe", "identical",
+           "correct", "per_gpu", "peak_bytes", "seconds", *_PAIR[1:])  # fmt: skip
 _SCORE_FIELDS = {"correct": "correct", "answer": "answer", "scored_at": "started"}
 _PHASES = ("prefill", "target", "draft", "rest")
 _RESAMPLES = 1000
 # The columns that are averaged over seeds; `NAME_low` and `NAME_high` exist for the three with an interval.
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
             "tokens_per_second", "cache_passes", "oracle_share", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
-_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug", "shared")
+_COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug", "shared", "wins", "ties", "losses")
+RATIOS = ("nfe_ratio", "throughput_ratio", "accuracy")  # those with an interval
+RANKED = {"nfe": 1, "throughput_ratio": 2}  # the measures that methods compete in: the decimals they are printed with
 
 
 def is_oracle(method: str) -> bool:
     """Whether a drafting method is a diagnostic that has seen the answer: untimed, never the best of a group."""
     return method.startswith("oracle")
+
+
+def method_name(row: Mapping[str, Any]) -> str:
+    """What a method is called everywhere: its drafter, "control", or with a dagger where it has seen the answer."""
+    return f"{_called(row['drafter'])} †" if is_oracle(row["method"]) else _called(row["drafter"])
+
+
+def _called(drafter: str) -> str:
+    return "control" if drafter == CONTROL else drafter
 
 
 def knows(cell: Cell) -> str | None:
@@ -62,7 +80,9 @@ def frame(sweep: Sweep, decodes: Iterable[Record], scores: Iterable[Record]) -> 
 
     `decodes` are the ledger's, one a (cell, row). `seconds` is the decoding time, `seconds_PHASE` its
     parts, all in seconds. Scores join by (task, row, text_sha), the latest one wins; `correct` is None where there is
-    none. Texts that a record left out because they equal the control's are put back.
+    none. Texts that a record left out because they equal the control's are put back. `pair_nfe`, `pair_seconds` (None
+    for an oracle, which is untimed) and `pair_same` are what the sample's ratios are against: its control (`against`
+    changes it).
     """
     cells = {cell.key: cell for cell in sweep.cells}
     planned = {ids: frozenset(ids) for ids in sweep.rows.values()}
@@ -74,7 +94,8 @@ def frame(sweep: Sweep, decodes: Iterable[Record], scores: Iterable[Record]) -> 
             for name, value in _sample(cells[record["cell"]], record).items():
                 columns[name].append(shared.setdefault(value, value) if isinstance(value, str) else value)
     samples = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in columns.items()})
-    return _join_scores(_restore_texts(samples), scores)
+    return _paired(_join_scores(_restore_texts(samples), scores), "control",
+                   samples[["control_nfe", "control_seconds"]], samples["identical"])  # fmt: skip
 
 
 def load(folder: Place) -> tuple[Sweep, pd.DataFrame]:
@@ -116,6 +137,38 @@ def _join_scores(samples: pd.DataFrame, scores: Iterable[Record]) -> pd.DataFram
     return samples.assign(**{name: pd.Series(v, index=samples.index, dtype=object) for name, v in columns.items()})
 
 
+def _paired(samples: pd.DataFrame, name: str, costs: pd.DataFrame, same: pd.Series) -> pd.DataFrame:
+    """`costs` are the passes and the seconds of each sample's pair, `same` whether its text is the sample's."""
+    timed = samples["method"].map(is_oracle).ne(True)
+    passes, seconds = (costs[column].astype(object) for column in costs)
+    return samples.assign(pair=name, pair_nfe=passes, pair_seconds=seconds.where(timed, None), pair_same=same)
+
+
+def against(samples: pd.DataFrame, method: str, base: pd.DataFrame) -> pd.DataFrame:
+    """`samples` with ratios against `method` as `base` decoded it, the same sweep's samples or another's.
+
+    `method` is a drafter's name, or "control". Its sample of the same model, task, temperature, seed, row and budget (a
+    control has none) is the pair; a sample without one has no ratio. Seconds count where both texts are the same: so a
+    method under the threshold rule can be measured against the single-position control of another sweep.
+    """
+    keys = ["model", "task", "temperature", "seed", "row", *(["budget"] if method != "control" else [])]
+    found = base[(base["drafter"].map(_called) == method) & (base["status"] == "ok")]
+    costs = found[["nfe", "seconds", "text_sha"]].add_prefix("base_")
+    costs["base_seconds"] = costs["base_seconds"].where(found["method"].map(is_oracle).ne(True), None)
+    right = pd.concat([found[keys], costs], axis=1).drop_duplicates(keys)
+    joined = samples[keys].merge(right, on=keys, how="left").set_index(samples.index)
+    joined = joined.astype(object).where(joined.notna(), None)
+    same = joined["base_text_sha"] == samples["text_sha"]
+    return _paired(samples, method, joined[["base_nfe", "base_seconds"]], same)
+
+
+def check_method(sweep: Sweep, method: str) -> None:
+    """Raises UserError unless `method` is one of the sweep's: a drafter, or "control"."""
+    names = list(dict.fromkeys(_called(cell.drafter) for cell in sweep.cells))
+    if method not in names:
+        raise UserError(COMMAND_LINE, "baseline", f"no method {method!r} in {sweep.name}; it has {listed(names)}")
+
+
 # ---------------------------------------------------------------------------------------------------------- summary
 
 
@@ -123,19 +176,46 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, in the sweep's order, unfinished and empty cells included.
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
-    control's), numeric, bug, shared (timed on a GPU that others used, too) (counts); MEASURES, of which nfe_ratio,
-    throughput_ratio and accuracy carry a bootstrap 95 % interval over rows (`_low`, `_high`), and oracle_share is the
-    share that the cell recovers of what the position oracle saves at its budget, over their common rows, None where the
-    sweep has no such cell; survival, the share of drafted passes in which at least 1, 2, ... drafts were accepted.
+    control's), numeric, bug, shared (timed on a GPU that others used, too), wins, ties and losses (prompts on which it
+    needs fewer, as many, more passes than its pair) (counts); MEASURES, of which RATIOS carry a bootstrap 95 % interval
+    over rows (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the position oracle saves
+    at its budget, over their common rows, None where the sweep has no such cell; survival, the share of drafted passes
+    in which at least 1, 2, ... drafts were accepted; pair, what the first two ratios are against (`against`).
     """
-    groups = {cell.key: samples[:0] for cell in sweep.cells} | dict(list(samples.groupby("cell", sort=False)))
-    oracles = {_place(cell): groups[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
+    parts, looked_at = by_cell(samples), samples["cell"].value_counts()
+    there = {cell.key: parts.get(cell.key, nothing()) for cell in sweep.cells}
+    oracles = {_place(cell): there[cell.key] for cell in sweep.cells if knows(cell) == "positions"}
+    pair = samples["pair"].iloc[0] if len(samples) else "control"
     rows = [
-        _summarise(cell, len(sweep.rows[cell.key]), groups[cell.key])
-        | {"oracle_share": _oracle_share(groups[cell.key], oracles.get(_place(cell)))}
+        _summarise(cell, there[cell.key], len(sweep.rows[cell.key]), int(looked_at.get(cell.key, 0)))
+        | {"oracle_share": _oracle_share(there[cell.key], oracles.get(_place(cell))), "pair": pair}
         for cell in sweep.cells
     ]
     return _none_for_nan(pd.DataFrame(rows))
+
+
+Part = dict[str, np.ndarray]  # the decoded samples of a cell, without the failed ones: an array a column
+
+
+def by_cell(samples: pd.DataFrame) -> dict[str, Part]:
+    """The decoded samples of each cell as arrays: numbers as floats with NaN for None, row and text_sha as codes.
+
+    The codes are of all of `samples`: equal where row or text are. Pandas is left here, once and not once a cell.
+    """
+    good = samples[samples["status"] == "ok"]
+    floats = [*_FLOATS, *(f"seconds_{phase}" for phase in _PHASES)]
+    arrays = {name: good[name].to_numpy(dtype=float, na_value=np.nan) for name in floats}
+    arrays |= {name: pd.factorize(good[name])[0] for name in ("row", "text_sha")}
+    arrays |= {name: good[name].to_numpy(dtype=object) for name in ("difference", "accepted_by_depth")}
+    places = good.groupby("cell", sort=False).indices if len(good) else {}
+    return {cell: {name: array[where] for name, array in arrays.items()} for cell, where in places.items()}
+
+
+@lru_cache(1)
+def nothing() -> Part:
+    """A cell without a sample."""
+    return {name: np.empty(0) for name in (*_FLOATS, *(f"seconds_{phase}" for phase in _PHASES), "row", "text_sha",
+                                           "difference", "accepted_by_depth")}  # fmt: skip
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
@@ -143,73 +223,61 @@ def _place(cell: Cell) -> tuple[Any, ...]:
     return tuple(value for name, value in axes(cell).items() if name not in ("drafter", "method"))
 
 
-def _oracle_share(samples: pd.DataFrame, oracle: pd.DataFrame | None) -> float | None:
+def _oracle_share(part: Part, oracle: Part | None) -> float | None:
     """(control - method) / (control - position oracle), NFE summed over the rows that both have."""
     if oracle is None:
         return None
-    good, best = (part[part["status"] == "ok"].set_index("row") for part in (samples, oracle))
-    common = [part.loc[good.index.intersection(best.index)] for part in (good, best)]
-    saved, most = (_numbers(part, "control_nfe") - _numbers(part, "nfe") for part in common)
-    return _divide(saved.sum(), most.sum())
+    ours, best = common(part, oracle)
+    saved, most = (side["control_nfe"] - side["nfe"] for side in (ours, best))
+    return _divide(np.nansum(saved), np.nansum(most))
 
 
 def _none_for_nan(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype(object).where(table.notna(), None)
 
 
-def _summarise(cell: Cell, planned: int, samples: pd.DataFrame) -> dict[str, Any]:
-    good = samples[samples["status"] == "ok"]
-    scored = good[good["correct"].notna()]
+def _summarise(cell: Cell, part: Part, planned: int, looked_at: int) -> dict[str, Any]:
+    n, saved = len(part["nfe"]), part["pair_nfe"] - part["nfe"]
     counts = {
-        "n": len(good),
+        "n": n,
         "planned": planned,
-        "failed": len(samples) - len(good),
-        "scored": len(scored),
-        "same": int(good["identical"].eq(True).sum()),
-        "numeric": int((good["difference"] == "numeric").sum()),
-        "bug": int((good["difference"] == "bug").sum()),
-        "shared": int((_numbers(good, "per_gpu") > 1).sum()),
+        "failed": looked_at - n,
+        "scored": _count(~np.isnan(part["correct"])),
+        "same": _count(part["identical"] == 1),
+        "numeric": _count(part["difference"] == "numeric"),
+        "bug": _count(part["difference"] == "bug"),
+        "shared": _count(part["per_gpu"] > 1),
+        "wins": _count(saved > 0),
+        "ties": _count(saved == 0),
+        "losses": _count(saved < 0),
     }
     identity = {"cell": cell.key, **axes(cell), "label": cell.label}
-    return {**identity, **counts, **_passes(good), **_acceptance(good), **_times(cell, good), **_quality(good, scored)}
+    means = {name: _mean(part[name]) for name in ("nfe", "cache_passes", "identical")}
+    ratios = _with_intervals({name: ratio([terms(part, name)]) for name in RATIOS})
+    return {**identity, **counts, **ratios, **means, **_acceptance(part), **_times(part)}
 
 
-def _passes(good: pd.DataFrame) -> dict[str, Any]:
-    nfe, control = _numbers(good, "nfe"), _numbers(good, "control_nfe")
-    return {"nfe": _mean(nfe), "cache_passes": _mean(_numbers(good, "cache_passes")),
-            **_with_interval("nfe_ratio", control, nfe)}  # fmt: skip
+def _count(which: np.ndarray) -> int:
+    return int(np.count_nonzero(which))
 
 
-def _acceptance(good: pd.DataFrame) -> dict[str, Any]:
-    accepted, drafted, passes = (_numbers(good, name).sum() for name in ("accepted", "drafted", "drafted_passes"))
-    depths = [sum(column) for column in zip_longest(*good["accepted_by_depth"].map(_as_list), fillvalue=0)]
+def _acceptance(part: Part) -> dict[str, Any]:
+    accepted, drafted, passes = (np.nansum(part[name]) for name in ("accepted", "drafted", "drafted_passes"))
+    depths = [sum(column) for column in zip_longest(*map(_as_list, part["accepted_by_depth"]), fillvalue=0)]
     return {
         "acceptance": _divide(accepted, passes),
         "accepted_share": _divide(accepted, drafted),
-        "survival": [depth / passes for depth in depths] if passes else None,
+        "survival": [float(depth / passes) for depth in depths] if passes else None,
     }
 
 
-def _times(cell: Cell, good: pd.DataFrame) -> dict[str, Any]:
-    seconds, same = _numbers(good, "seconds"), good["identical"].eq(True)
-    control = np.where(same, _numbers(good, "control_seconds"), 0.0)
-    timed = np.where(same & (not is_oracle(cell.method)), seconds, 0.0)
-    total, peaks = seconds.sum(), good["peak_bytes"].dropna()
+def _times(part: Part) -> dict[str, Any]:
+    total, peak = np.nansum(part["seconds"]), np.nanmax(part["peak_bytes"], initial=0)
     return {
-        **_with_interval("throughput_ratio", control, timed),
-        "tokens_per_second": _divide(_numbers(good, "length").sum(), total),
-        **{f"time_{phase}": _divide(_numbers(good, f"seconds_{phase}").sum(), total) for phase in _PHASES},
-        "peak_bytes": int(peaks.max()) if len(peaks) else None,
+        "tokens_per_second": _divide(np.nansum(part["length"]), total),
+        **{f"time_{phase}": _divide(np.nansum(part[f"seconds_{phase}"]), total) for phase in _PHASES},
+        "peak_bytes": int(peak) if peak else None,
     }
-
-
-def _quality(good: pd.DataFrame, scored: pd.DataFrame) -> dict[str, Any]:
-    right = _numbers(scored, "correct")
-    return {**_with_interval("accuracy", right, np.ones_like(right)), "identical": _mean(_numbers(good, "identical"))}
-
-
-def _numbers(samples: pd.DataFrame, column: str) -> np.ndarray:
-    return np.nan_to_num(samples[column].to_numpy(dtype=float, na_value=np.nan))
 
 
 def _as_list(value: Any) -> list[float]:
@@ -217,219 +285,216 @@ def _as_list(value: Any) -> list[float]:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
+    return float(np.nan_to_num(values).mean()) if len(values) else None
 
 
 def _divide(above: float, below: float) -> float | None:
     return float(above / below) if below else None
 
 
-def _with_interval(name: str, above: np.ndarray, below: np.ndarray) -> dict[str, float | None]:
-    """The ratio of sums and its interval; all None when the denominator is empty."""
-    low, high = ratio_interval(above, below)
-    return {name: _divide(above.sum(), below.sum()), f"{name}_low": low, f"{name}_high": high}
+# ------------------------------------------------------------------------------------------------------------ ratios
 
 
-def ratio_interval(above: np.ndarray, below: np.ndarray) -> tuple[float | None, float | None]:
-    """Bootstrap 95 % interval of sum(above) / sum(below), resampling rows; (None, None) under two rows."""
-    if len(above) < 2 or not below.any():
-        return None, None
-    sums = _resamples(len(above)) @ np.stack([above, below], axis=1)  # (resamples, 2)
-    ratios = sums[:, 0][sums[:, 1] > 0] / sums[:, 1][sums[:, 1] > 0]
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+class Terms(NamedTuple):
+    """What is summed for the ratio of one seed: a number above and one below for each row, zeros where it has none."""
+
+    rows: np.ndarray
+    above: np.ndarray
+    below: np.ndarray
 
 
-@lru_cache(maxsize=32)
+class Ratio(NamedTuple):
+    """A number and its 95 % interval; None where there is none."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def sign(self) -> int:
+        """1 where it is above one for sure, -1 where below, 0 where that is not known: a tie.
+
+        For sure is by the interval; a number without one is taken for what it is.
+        """
+        if self.value is None:
+            return 0
+        low, high = (self.value if end is None else end for end in (self.low, self.high))
+        return int(low > 1) - int(high < 1)
+
+
+def terms(part: Part, name: str) -> Terms:
+    """Those of one of RATIOS."""
+    if name == "accuracy":
+        scored = ~np.isnan(part["correct"])
+        return Terms(part["row"][scored], part["correct"][scored], np.ones(_count(scored)))
+    above, below = (part["pair_nfe"], part["nfe"]) if name == "nfe_ratio" else (part["pair_seconds"], part["seconds"])
+    counted = ~np.isnan(above + below) & ((name == "nfe_ratio") | (part["pair_same"] == 1))
+    return Terms(part["row"], np.where(counted, above, 0.0), np.where(counted, below, 0.0))
+
+
+def ratio(seeds: Sequence[Terms], base: Sequence[Terms] = ()) -> Ratio:
+    """The mean over seeds of sum(above) / sum(below), each weighted by its samples, and its interval over rows.
+
+    With a `base` of as many terms, of the same seeds and rows, that mean over the base's. A row is drawn with all its
+    seeds: in every resample, a row's weight is the same for each. No interval under two rows. The same terms give the
+    same interval, always.
+    """
+    sides = [seeds, base] if base else [seeds]
+    known = [pair for pair in zip(*sides, strict=True) if all(side.below.any() for side in pair)]
+    if not known:
+        return Ratio(None, None, None)
+    flat = [seed for side in zip(*known, strict=True) for seed in side]  # one side's seeds after the other's
+    weights = np.array([len(pair[0].rows) for pair in known], float)
+    shape = (-1, len(sides), len(known))
+
+    def mean(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
+        means = np.average((tops / bottoms).reshape(shape), axis=2, weights=weights)  # (resamples, sides)
+        return means[:, 0] / means[:, 1] if base else means[:, 0]
+
+    whole_sums = np.array([[seed.above.sum(), seed.below.sum()] for seed in flat])
+    if base and not np.all(whole_sums[len(known) :, 0]):
+        return Ratio(None, None, None)
+    value = float(mean(*whole_sums.T)[0])
+    names, places = np.unique(np.concatenate([seed.rows for seed in flat]), return_inverse=True)
+    above, below = np.zeros((2, len(names), len(flat)))
+    starts = np.cumsum([len(seed.rows) for seed in flat])
+    for number, (seed, there) in enumerate(zip(flat, np.split(places, starts[:-1]), strict=True)):
+        above[there, number], below[there, number] = seed.above, seed.below
+    counts = _resamples(len(names))
+    tops, bottoms = counts @ above, counts @ below  # (resamples, sides and seeds)
+    usable = (bottoms > 0).all(axis=1)
+    if base:
+        usable &= (tops[:, len(known) :] > 0).all(axis=1)
+    if len(names) < 2 or not usable.any():
+        return Ratio(value, None, None)
+    low, high = np.percentile(mean(tops[usable], bottoms[usable]), [2.5, 97.5])
+    return Ratio(value, float(low), float(high))
+
+
+@lru_cache(maxsize=16)
 def _resamples(rows: int) -> np.ndarray:
     """How often each row is drawn in each resample (resamples, rows). The same draws for every cell of that size."""
-    return np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES).astype(float)
+    drawn = np.random.default_rng(0).integers(rows, size=(_RESAMPLES, rows))
+    places = drawn + rows * np.arange(_RESAMPLES)[:, None]
+    return np.bincount(places.ravel(), minlength=_RESAMPLES * rows).reshape(_RESAMPLES, rows).astype(float)
 
 
-def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
+def _with_intervals(ratios: Mapping[str, Ratio]) -> dict[str, float | None]:
+    """`NAME`, `NAME_low`, `NAME_high` for each."""
+    return {f"{name}{end}": value for name, found in ratios.items()
+            for end, value in zip(("", "_low", "_high"), found, strict=True)}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- cells over seeds
+
+
+def over_seeds(table: pd.DataFrame, samples: pd.DataFrame | None = None) -> pd.DataFrame:
     """`summary` with cells that differ by seed alone merged: mean of each measure, and `_sd` beside it.
 
+    A seed weighs by its samples: an unfinished one is not worth a whole one, and n < planned says that it is there.
     The deviation is the sample one (n - 1) and None where fewer than two seeds have the measure. Counts are summed.
-    Intervals over rows are kept for a single seed and dropped for several, where the deviation takes their place.
+    `cells` are the keys of those merged, by seed. RATIOS of several seeds have an interval where `samples` are given.
+
+    `nfe_rank` and `throughput_ratio_rank` are "best" for the best of a (model, task, temperature, budget) in which
+    several methods are complete; "tied" for one that cannot be told from it: as printed, or (with `samples`) by the
+    95 % interval of their paired ratio over common rows. The control, oracles and incomplete cells do not compete.
     """
     keys = [name for name in AXES if name != "seed"]
     if table.empty:
         return table
-    return _none_for_nan(pd.DataFrame([_merge(group) for _, group in table.groupby(keys, sort=False, dropna=False)]))
+    parts = by_cell(samples) if samples is not None else {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.to_dict("records"):
+        groups.setdefault(tuple(row[name] for name in keys), []).append(row)
+    merged = [_merge(group, parts) for group in groups.values()]
+    _rank(merged, parts)
+    return _none_for_nan(pd.DataFrame(merged))
 
 
-def _merge(group: pd.DataFrame) -> dict[str, Any]:
-    merged = group.iloc[0].to_dict()
-    merged.update({name: int(group[name].sum()) for name in _COUNTS}, seeds=len(group))
+def _merge(group: list[dict[str, Any]], parts: Mapping[str, Part]) -> dict[str, Any]:
+    merged = group[0] | {name: sum(row[name] for row in group) for name in _COUNTS} | {"seeds": len(group)}
+    merged["cells"] = {row["seed"]: row["cell"] for row in group}
     for name in MEASURES:
-        values = pd.to_numeric(group[name]).dropna()
-        merged[name] = values.mean() if len(values) else None
-        merged[f"{name}_sd"] = values.std() if len(values) > 1 else None
+        known = [row for row in group if row[name] is not None]
+        weights = [row["scored" if name == "accuracy" else "n"] for row in known]
+        values = [row[name] for row in known]
+        merged[name] = float(np.average(values, weights=weights)) if known else None
+        merged[f"{name}_sd"] = float(np.std(values, ddof=1)) if len(known) > 1 else None
     if len(group) > 1:
-        merged.update({name: None for name in merged if name.endswith(("_low", "_high"))}, cell=None, seed=None)
-    merged["survival"] = _mean_survival(group["survival"])
+        there = [parts[cell] for cell in merged["cells"].values() if cell in parts]
+        for name in RATIOS:
+            found = ratio([terms(part, name) for part in there])
+            merged.update({f"{name}_low": found.low, f"{name}_high": found.high})
+        merged.update(cell=None, seed=None)
+    merged["survival"] = _mean_survival([row["survival"] for row in group])
     return merged
 
 
-def _mean_survival(curves: pd.Series) -> list[float] | None:
+def _mean_survival(curves: Sequence[list[float] | None]) -> list[float] | None:
     known = [curve for curve in curves if curve is not None]
     if not known:
         return None
     return [sum(column) / len(known) for column in zip_longest(*known, fillvalue=0.0)]
 
 
-# ----------------------------------------------------------------------------------------------------------- tables
+def _rank(merged: list[dict[str, Any]], parts: Mapping[str, Part]) -> None:
+    """Add what `over_seeds` says of ranks."""
+    fields: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in merged:
+        row.update({f"{name}_rank": None for name in RANKED})
+        if row["method"] != CONTROL and not is_oracle(row["method"]) and row["n"] == row["planned"]:
+            field = tuple(row[name] for name in AXES if name not in ("drafter", "method", "seed"))
+            fields.setdefault(field, []).append(row)
+    for rivals in fields.values():
+        for name, digits in RANKED.items():
+            known = [row for row in rivals if row[name] is not None]
+            if len(known) < 2:
+                continue
+            best = (min if name == "nfe" else max)(known, key=lambda row: row[name])
+            best[f"{name}_rank"] = "best"
+            for row in known:
+                alike = round(row[name], digits) == round(best[name], digits)
+                if row is not best and (alike or _is_tied(best, row, name, parts)):
+                    row[f"{name}_rank"] = "tied"
 
-_HEADINGS = {"model": "model", "task": "task", "method": "method", "budget": "budget", "temperature": "T", "nfe": "NFE",
-             "nfe_ratio": "NFE ratio", "throughput_ratio": "throughput ratio", "acceptance": "acceptance",
-             "oracle_share": "oracle share", "accuracy": "accuracy", "identical": "identical",
-             "done": "n/N"}  # fmt: skip
-_NARROW = {"budget": "bud-\nget", "nfe_ratio": "NFE\nratio", "throughput_ratio": "thr.\nratio",
-           "acceptance": "accept-\nance", "oracle_share": "oracle\nshare", "accuracy": "accu-\nracy",
-           "identical": "iden-\ntical"}  # fmt: skip
-_SPREAD = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")  # shown with a deviation over seeds
-_FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
-            "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
-_WORDS = ("model", "task", "method")  # set flush left
-_NOTHING = "–"
-_SHARED = " ‡"
+
+def _is_tied(best: dict[str, Any], row: dict[str, Any], name: str, parts: Mapping[str, Part]) -> bool:
+    cost = "nfe" if name == "nfe" else "seconds"
+    keys = [(best["cells"][seed], row["cells"][seed]) for seed in best["cells"] if seed in row["cells"]]
+    found = ratio([cost_terms(parts[a], parts[b], cost) for a, b in keys if a in parts and b in parts])
+    return found.low is not None and found.sign == 0
 
 
-def display_rows(
-    table: pd.DataFrame, plus_minus: str = " ± ", spread: tuple[str, ...] = _SPREAD
-) -> list[dict[str, Any]]:
-    """The lines every table prints: formatted strings by column, plus `best`, `partial` and `bug` flags.
+def tally(rows: pd.DataFrame) -> dict[str, dict[str, tuple[int, int, int]]]:
+    """In how many complete cells of `over_seeds` each method wins, ties and loses against its pair.
 
-    Seeds are merged; the columns in `spread` show the deviation over them. `best` marks the highest NFE ratio of a
-    (model, task, T, budget) where methods compete.
+    By method name, and by nfe_ratio and throughput_ratio. A win is a ratio whose 95 % interval lies above 1, a loss one
+    below, and a tie one that holds 1.
     """
-    merged = over_seeds(table)
-    best = _best(merged)
-    rows = enumerate(merged.to_dict("records"))
-    return [_display(row, plus_minus, spread) | {"best": index in best} for index, row in rows]
+    found: dict[str, dict[str, tuple[int, int, int]]] = {}
+    complete = [row for row in rows.to_dict("records") if row["n"] == row["planned"]]
+    for method in dict.fromkeys(map(method_name, complete)):
+        own = [row for row in complete if method_name(row) == method]
+        for name in RATIOS[:2]:
+            signs = [_of_row(row, name).sign for row in own if row[name] is not None]
+            found.setdefault(method, {})[name] = (signs.count(1), signs.count(0), signs.count(-1))
+    return found
 
 
-def _best(merged: pd.DataFrame) -> set[int]:
-    if merged.empty:
-        return set()
-    rivals = merged.reset_index(drop=True)
-    honest = (rivals["method"] != CONTROL) & ~rivals["method"].map(is_oracle) & rivals["nfe_ratio"].notna()
-    rivals = rivals[honest]
-    groups = rivals.groupby(["model", "task", "temperature", "budget"])["nfe_ratio"]
-    return {int(pd.to_numeric(group).idxmax()) for _, group in groups if len(group) > 1}
+def _of_row(row: Mapping[str, Any], name: str) -> Ratio:
+    return Ratio(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
-def _display(row: dict[str, Any], plus_minus: str, spread: tuple[str, ...]) -> dict[str, Any]:
-    shown = {name: _number(row, name, plus_minus if name in spread else None) for name in _FORMATS}
-    if row["numeric"]:
-        shown["identical"] += f" ({row['numeric']})"
-    if row["shared"]:
-        shown["throughput_ratio"] += _SHARED
-    done = f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
-    names = {"model": row["model"], "task": row["task"], "method": method_name(row), "budget": f"{row['budget']:g}",
-             "temperature": f"{row['temperature']:g}"}  # fmt: skip
-    return {**names, **shown, "done": done, "partial": row["n"] < row["planned"], "bug": row["bug"]}
+def common(ours: Part, base: Part) -> tuple[Part, Part]:
+    """The samples of the rows that two cells both decoded, in the same order; codes of both are of one `by_cell`."""
+    _, here, there = np.intersect1d(ours["row"], base["row"], assume_unique=True, return_indices=True)
+    pairs = (ours, here), (base, there)
+    first, second = ({name: array[where] for name, array in part.items()} for part, where in pairs)
+    return first, second
 
 
-def method_name(row: dict[str, Any]) -> str:
-    """What a method is called everywhere: its drafter, "control", or with a dagger where it has seen the answer."""
-    if row["method"] == CONTROL:
-        return "control"
-    return f"{row['drafter']} †" if is_oracle(row["method"]) else row["drafter"]
-
-
-def _number(row: dict[str, Any], name: str, plus_minus: str | None) -> str:
-    if row[name] is None:
-        return _NOTHING
-    text, deviation = _FORMATS[name].format(row[name]), row.get(f"{name}_sd")
-    if deviation is None or plus_minus is None:
-        return text
-    return text.rstrip("%") + plus_minus + _FORMATS[name].format(deviation)
-
-
-def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    """Model and task are columns only where they tell rows apart, the oracle's share only where there is one."""
-    constant = {name for name in ("model", "task") if len({row[name] for row in rows}) <= 1}
-    return [name for name in _HEADINGS if name not in constant and (name != "oracle_share" or has_oracle(rows))]
-
-
-def has_oracle(rows: list[dict[str, Any]]) -> bool:
-    """Whether any of `display_rows` is measured against a position oracle."""
-    return any(row["oracle_share"] != _NOTHING for row in rows)
-
-
-def table(summarised: pd.DataFrame) -> Table:
-    """The paper table for a terminal, readable at 80 columns; yellow where incomplete, red at a losslessness bug.
-
-    With several models or tasks, each pair has a title line of its own, which costs no column.
-    """
-    rows = display_rows(summarised, plus_minus="±", spread=("nfe_ratio", "throughput_ratio", "accuracy"))
-    names = [name for name in _columns(rows) if name not in ("model", "task")]
-    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", caption=_caption(rows), caption_justify="left")
-    for name in names:
-        heading = _NARROW.get(name, _HEADINGS[name])
-        shown.add_column(heading, justify="left" if name in _WORDS else "right", overflow="fold", vertical="bottom")
-    sections: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        sections.setdefault(" · ".join((row["model"], row["task"])), []).append(row)
-    for title, members in sections.items():
-        if len(sections) > 1:
-            shown.add_row(Text(title, style="cyan"))
-        for row in members:
-            shown.add_row(*(_styled(row, name) for name in names), end_section=row is members[-1])
-    return shown
-
-
-def _styled(row: dict[str, Any], name: str) -> Text:
-    bad = "red" if name == "identical" and row["bug"] else "yellow" if name == "done" and row["partial"] else ""
-    return Text(row[name], style="bold" if name == "nfe_ratio" and row["best"] else bad)
-
-
-def _caption(rows: list[dict[str, Any]]) -> str | None:
-    notes = []
-    if any("(" in row["identical"] for row in rows):
-        notes.append("(k): k texts differ from the control within rounding.")
-    if any(row["bug"] for row in rows):
-        notes.append("Red: a text differs from the control for no numeric reason.")
-    if any("†" in row["method"] for row in rows):
-        notes.append("† diagnostic: has seen the answer, untimed.")
-    if any(_SHARED in row["throughput_ratio"] for row in rows):
-        notes.append("‡ timed on a GPU that other workers used, too.")
-    return " ".join(notes) or None
-
-
-def to_csv(summarised: pd.DataFrame) -> str:
-    """Every column of `summary` in full precision, one line a cell."""
-    return summarised.to_csv(index=False, lineterminator="\n")
-
-
-def to_markdown(summarised: pd.DataFrame) -> str:
-    """The paper table as Markdown."""
-    rows = display_rows(summarised)
-    names = _columns(rows)
-    rule = [":---" if name in _WORDS else "---:" for name in names]
-    lines = [[_HEADINGS[name] for name in names], rule]
-    lines += [[f"**{row[name]}**" if name == "nfe_ratio" and row["best"] else row[name] for name in names]
-              for row in rows]  # fmt: skip
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def to_latex(summarised: pd.DataFrame) -> str:
-    r"""The paper table as a booktabs `tabular`; needs `\usepackage{booktabs}` only."""
-    rows = display_rows(summarised, plus_minus=r" $\pm$ ")
-    names = _columns(rows)
-    spec = "".join("l" if name in _WORDS else "r" for name in names)
-    head = " & ".join(_HEADINGS[name] for name in names)
-    body = [" & ".join(_latex_cell(row, name) for name in names) for row in rows]
-    lines = [rf"\begin{{tabular}}{{{spec}}}", r"\toprule", rf"{head} \\", r"\midrule",
-             *(rf"{line} \\" for line in body), r"\bottomrule", r"\end{tabular}"]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-_LATEX = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "–": "--", "†": r"$\dagger$", "‡": r"$\ddagger$",
-          "✗": r" failed", "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
-
-
-def _latex_cell(row: dict[str, Any], name: str) -> str:
-    text = "".join(_LATEX.get(letter, letter) for letter in row[name])
-    return rf"\textbf{{{text}}}" if name == "nfe_ratio" and row["best"] else text
+def cost_terms(ours: Part, base: Part, cost: str) -> Terms:
+    """Base over ours, "nfe" or "seconds", over common rows; seconds where both texts are the same."""
+    ours, base = common(ours, base)
+    counted = (ours["text_sha"] == base["text_sha"]) | (cost == "nfe")
+    return Terms(ours["row"], *(np.where(counted, np.nan_to_num(part[cost]), 0.0) for part in (base, ours)))

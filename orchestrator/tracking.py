@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from orchestrator import results
+from orchestrator import results, tables
 from orchestrator.grid import Cell
 from orchestrator.ledger import Ledger, Record, Sweep, end_status, read_sweep
 from workers.store import Place, open_store
@@ -313,8 +313,8 @@ class _Runs:
         self._client.set_terminated(self._parent, status)
 
     def _attach(self, table: pd.DataFrame, report: Report | None) -> None:
-        self._client.log_text(self._parent, results.to_csv(table), "table.csv")
-        self._client.log_text(self._parent, results.to_markdown(table), "table.md")
+        self._client.log_text(self._parent, tables.to_csv(table), "table.csv")
+        self._client.log_text(self._parent, tables.to_markdown(tables.long(results.over_seeds(table))), "table.md")
         if report:
             report(self._sweep.folder)
         store = open_store(self._sweep.folder)

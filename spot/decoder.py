@@ -43,10 +43,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pass:
-    """One verification pass: how many distinct drafts it carried, how many the walk moved into."""
+    """One verification pass: how many distinct drafts it carried, how many the walk moved into.
+
+    Where it was asked to `keep` them: the states it scored, all from the block at `start` on, the root first, and the
+    numbers of those that the walk went through.
+    """
 
     drafted: int
     accepted: int
+    start: int = 0
+    nodes: tuple[State, ...] = ()
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,15 +120,18 @@ def decode(
     drafter: Drafter | None = None,
     budget: int = 0,
     watch: Watch | None = None,
+    keep: bool = False,
 ) -> Decoding:
     """Decode `prompt` (token ids) with `target`; draft-free without a drafter or with budget 0.
+
+    With `keep`, passes keep the states that they scored, which a replay shows.
 
     Raises ValueError where the prompt holds the mask token, which would be decoded too.
     """
     if target.config.mask_id in prompt:
         at = prompt.index(target.config.mask_id)
         raise ValueError(f"the prompt holds the mask token, {target.config.mask_id}, at position {at}")
-    run = _Run(target, prompt, settings, noise, drafter if budget else None, budget, watch)
+    run = _Run(target, prompt, settings, noise, drafter if budget else None, budget, watch, keep)
     end = run.end if settings.suffix == "keep" else None
     cache_passes = target.prefill(prompt, settings.layout, settings.cache, end)
     run.clock.lap("prefill")
@@ -154,9 +164,10 @@ class _Run:
         drafter: Drafter | None,
         budget: int,
         watch: Watch | None,
+        keep: bool,
     ) -> None:
         self.target, self.settings, self.noise = target, settings, noise
-        self.drafter, self.budget, self.watch = drafter, budget, watch
+        self.drafter, self.budget, self.watch, self.keep = drafter, budget, watch, keep
         self.clock = Stopwatch()
         self.steps: list[tuple[Commit, ...]] = []
         self.passes: list[Pass] = []
@@ -185,7 +196,8 @@ class _Run:
         after = next_states(logits, nodes, start, step, self.mask_id, self.settings, self.noise)
         self.clock.lap("target")
         path, state = walk(nodes, after, step, self._follow)
-        self.passes.append(Pass(len(nodes) - 1, len(path) - 1))
+        kept = (start, tuple(nodes), tuple(node for node, _ in path)) if self.keep else ()
+        self.passes.append(Pass(len(nodes) - 1, len(path) - 1, *kept))
         for node, at in path:
             opened, begin = nodes[node][-self.size :], start + len(nodes[node]) - self.size
             self.steps.append(_commits(opened, after[node, at][-self.size :], begin))

@@ -45,8 +45,15 @@ def no_slurm() -> str | None:
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
 
 
+def no_chromium() -> str | None:
+    missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
+    missing += [] if find_spec("selenium") else ["selenium"]
+    return f"no {', '.join(missing)}; Debian's chromium-driver, pip install -e '.[services]'" if missing else None
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
+    "chromium": no_chromium,
     "cluster-tools": no_cluster_tools,
     "postgres": no_postgres,
     "slurm": no_slurm,

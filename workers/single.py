@@ -6,16 +6,16 @@ python launch.py decode "Mia has 3 pens. Mia buys 4 pens. How many pens does Mia
 from collections.abc import Iterator
 
 from spot.decoder import Decoding
-from workers.worker import Worker
+from workers.replay import Replay
 
 
-def narrate(worker: Worker, decoding: Decoding) -> Iterator[str]:
+def narrate(replay: Replay) -> Iterator[str]:
     """A line a pass: drafts offered, drafts accepted, and the commits as position and token."""
-    steps = iter(decoding.steps)
-    for number, step in enumerate(decoding.passes, start=1):
-        committed = [commit for _ in range(step.accepted + 1) for commit in next(steps)]
-        tokens = "  ".join(f"{position}:{worker.text([token], special=True)!r}" for position, token in committed)
-        yield f"pass {number:3}  drafted {step.drafted:2}  accepted {step.accepted:2}  {tokens}"
+    pieces = replay["pieces"]
+    for number, (steps, drafts, accepted) in enumerate(replay["passes"], start=1):
+        commits = [pair for step in steps for pair in zip(step[::2], step[1::2], strict=True)]
+        tokens = "  ".join(f"{position}:{pieces[piece]!r}" for position, piece in commits)
+        yield f"pass {number:3}  drafted {len(drafts):2}  accepted {len(accepted):2}  {tokens}"
 
 
 def summary(decoding: Decoding) -> str:

@@ -99,7 +99,8 @@ class SampleTask:
     """One data-set row with all its pending cells that share model, task, temperature, seed and decode settings.
 
     The control is decoded in every sample task, since each method's timing is paired with it; `control` is its cell
-    if its record is missing, else None. `turn` rotates the order in which control and methods run.
+    if its record is missing, else None. `turn` rotates the order in which control and methods run. With `replay`, the
+    records keep their passes (workers/replay.py).
     """
 
     sweep: str
@@ -111,6 +112,7 @@ class SampleTask:
     control: MethodTask | None
     methods: tuple[MethodTask, ...] = field(default=())
     turn: int = 0
+    replay: bool = False
 
     def again(self) -> "SampleTask":
         """The same, after its worker died."""

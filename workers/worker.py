@@ -30,6 +30,7 @@ from spot.verdict import explain_difference
 from workers import sources, weights
 from workers.failure import Cause, cause_of
 from workers.memory import peak_bytes, reset_peak
+from workers.replay import replay
 from workers.store import open_store
 from workers.work import (
     UNRESOLVED,
@@ -109,8 +110,9 @@ class Worker:
         watch: Watch | None = None,
         gen_length: int | None = None,
         control: Decoding | None = None,
+        keep: bool = False,
     ) -> Decoding:
-        """Decode `task`'s prompt with one method, to `gen_length` tokens if that is given.
+        """Decode `task`'s prompt with one method, to `gen_length` tokens if that is given; `keep` as `decode`'s.
 
         An oracle needs the `control` whose trajectory it is to know; it is decoded here where it is not given.
         """
@@ -118,10 +120,15 @@ class Worker:
         settings = replace(settings, gen_length=gen_length or settings.gen_length)
         noise = Noise.keyed(task.decode.seed, task.task, task.row)
         drafter = self.drafter(task, method, control) if method.drafter else None
-        return decode(self.target, self.prompt_ids(task.prompt), settings, noise, drafter, method.budget, watch)
+        return decode(self.target, self.prompt_ids(task.prompt), settings, noise, drafter, method.budget, watch, keep)
 
     def text(self, tokens: list[int], special: bool = False) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=not special)
+
+    def replay(self, task: SampleTask, decoding: Decoding) -> dict[str, Any]:
+        """The passes of a decoding of `task` that kept them, as workers/replay.py has them."""
+        length = len(self.prompt_ids(task.prompt))
+        return replay(decoding, task.prompt, length, self.target.config, lambda token: self.text([token], special=True))
 
     def _attempt(self, task: SampleTask, method: MethodTask, control: Decoding | None) -> "_Outcome":
         started = time.time()
@@ -132,7 +139,7 @@ class Worker:
                 self._warm.add(asked)
                 started = time.time()
             reset_peak(self._model.device)
-            decoding = self.decode(task, method, control=control)
+            decoding = self.decode(task, method, control=control, keep=task.replay)
             return _Outcome(decoding, None, started, time.time(), peak_bytes(self._model.device))
         except Exception as error:  # the border: whatever a method raises is its record, not the worker's end
             cause = cause_of(error)
@@ -197,6 +204,7 @@ class Worker:
             | {"difference": None if identical else self._explain(task, method, outcome.decoding, control.decoding)}
             | self._text_fields(outcome.decoding, control.decoding, is_repeat)
             | _measures(outcome.decoding, control.decoding)
+            | ({"replay": self.replay(task, outcome.decoding)} if task.replay else {})
         )
 
     def _text_fields(self, decoding: Decoding, control: Decoding, is_repeat: bool) -> dict[str, Any]:

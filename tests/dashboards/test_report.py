@@ -1,15 +1,27 @@
 """The report page: complete, self-contained, and the same for the same records."""
 
+import base64
+import hashlib
 import html.parser
+import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from dashboards import plots, report
 from orchestrator import results
-from tests.fake_sweep import control, decode, on_disk, real_cell, score
+from orchestrator.ledger import write_sweep
+from tests.fake_sweep import append, control, decode, on_disk, real_cell, score
 
+REPLAY = {"prompt": "how many?", "block": 4, "start": -1, "pieces": ["a", "b", "c"],
+          "passes": [[[[0, 0]], [], []], [[[1, 1], [2, 2]], [[0, 1, 1], [0, 2, 2]], [1]]]}  # fmt: skip
+ROOT = Path(__file__).parents[2]
 CONTROL, SPOT, LARGE, SSD = real_cell(), real_cell("spot", 4), real_cell("spot", 8), real_cell("ssd", 4)
 CELLS = (CONTROL, SPOT, LARGE, SSD)
 
@@ -33,6 +45,17 @@ def page(tmp_path, cells=CELLS, made=None, rows=2):
     return report.write_report(sweep.folder).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """The page of a whole small sweep."""
+    return page(tmp_path_factory.mktemp("sweep"))
+
+
+def data(text):
+    """What the page's script is given."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
 class Balance(html.parser.HTMLParser):
     """Fails on an element closed out of turn."""
 
@@ -51,46 +74,73 @@ class Balance(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_has_table_figures_verdict_and_samples(tmp_path):
-    text = page(tmp_path)
-    assert "<b>3.00</b>" in text and "4.00" in text and "2.00" in text
-    assert text.count("<svg") == 4
-    assert "6 of 6 texts are identical to the control&#39;s." in text
-    assert text.count("<details>") == 2 and "text of r1" in text and "control: 60 → spot 8: 15" in text
+def test_the_page_has_tables_figures_verdict_and_samples(usual):
+    assert "<b>20.0</b>" in usual and "4.00" in usual and "2.00" in usual
+    assert usual.count("<svg") == 6
+    assert "6 of 6 texts are identical to the control&#39;s." in usual
+    assert "8 of 8 samples;" in usual and data(usual)["texts"] == ["text of r0", "text of r1"]
 
 
-def test_the_share_of_the_position_oracle_is_shown_where_there_is_one(tmp_path):
+def test_the_share_of_the_position_oracle_is_shown_where_there_is_one(tmp_path, usual):
     oracle = real_cell("oracle-positions", 4, method="oracle", drafter_options=(("knows", "positions"),))
     made = [control(CONTROL.key, "r0", 60), decode(SPOT.key, "r0", 30, 60), decode(oracle.key, "r0", 20, 60)]
-    text = page(tmp_path / "with", cells=(CONTROL, SPOT, oracle), made=made)
-    assert "<th>oracle share</th>" in text and "<td>75%</td>" in text
-    assert "oracle share" not in page(tmp_path / "without")
+    text = page(tmp_path, cells=(CONTROL, SPOT, oracle), made=made)
+    assert ">oracle share</th>" in text and "<td>75%</td>" in text and "Oracle share:" in text
+    assert "oracle share" not in usual and "Oracle share:" not in usual
 
 
-def test_the_environment_is_shown(tmp_path):
-    text = page(tmp_path)
-    assert "<div>torch: 2.9</div>" in text and "<div>threads: 1</div>" in text
+def test_the_environment_is_shown(usual):
+    assert "<div>torch: 2.9</div>" in usual and "<div>threads: 1</div>" in usual
 
 
-def test_every_element_is_closed_in_turn(tmp_path):
+def test_every_element_is_closed_in_turn(usual):
     parser = Balance()
-    parser.feed(page(tmp_path))
+    parser.feed(usual)
     assert parser.open == []
 
 
-def test_the_page_loads_nothing(tmp_path):
-    text = page(tmp_path)
-    assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)|(?:src|href)=\"(?!#)", text)
+def test_the_page_loads_nothing(usual):
+    assert not re.search(
+        r"<(link|img|iframe|script src)|@import|url\((?!#)|(?:src|href)=\"(?!#)|https?://(?!www.w3.org)", usual
+    )
 
 
-def test_the_same_records_give_the_same_page(tmp_path):
-    assert page(tmp_path / "a") == page(tmp_path / "b")
+def test_no_script_runs_but_the_pages_own(usual):
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', usual)[1]
+    own = re.search(r"<script>(.*?)</script>", usual, re.DOTALL)[1]
+    known = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{known}'"
+    assert usual.count("<script") == 2  # the other one is data
 
 
-def test_model_output_is_escaped(tmp_path):
-    evil = [control(CONTROL.key, "r0", 60) | {"text": "<script>alert(1)</script>"}]
-    text = page(tmp_path, made=evil)
-    assert "<script>" not in text and "&lt;script&gt;" in text
+def test_the_same_records_give_the_same_page(tmp_path, usual):
+    assert page(tmp_path) == usual
+
+
+EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
+
+
+def test_whatever_a_model_a_row_or_an_error_says_is_text(tmp_path):
+    row = f"r0{EVIL}"
+    made = [
+        control(CONTROL.key, "r0", 60) | {"text": EVIL},
+        decode(SPOT.key, "r1", 20, 60, identical=False, difference="bug", text=EVIL, text_sha="x"),
+        decode(LARGE.key, "r1", 0, 0, status="failed", error=EVIL, text_sha=None),
+        control(CONTROL.key, row, 60)
+        | {"text": f"b{EVIL}", "replay": {**REPLAY, "prompt": EVIL, "pieces": [EVIL] * 3}},
+        decode(SSD.key, row, 20, 60, identical=False, difference="numeric", text="c", text_sha="y"),
+        score("r0", True, answer=EVIL),
+    ]
+    sweep = on_disk(tmp_path, *CELLS, rows=2)
+    planned = {key: (*ids, row) for key, ids in sweep.rows.items()}
+    write_sweep(replace(sweep, rows=planned, environment={"python": EVIL}))
+    append(sweep, made)
+    text = report.write_report(sweep.folder).read_text(encoding="utf-8")
+    assert "<img" not in text and text.count("</script>") == text.count("<script") == 2 and "<!--" not in text
+    shown = data(text)
+    assert EVIL in shown["texts"] and shown["replays"][0]["pieces"] == [EVIL] * 3
+    assert {sample[1] for sample in shown["samples"]} == {"r0", "r1", row}
+    assert EVIL in {sample[12] for sample in shown["samples"]}
 
 
 @pytest.mark.parametrize("cells", [(), (CONTROL,), CELLS])
@@ -99,28 +149,79 @@ def test_a_sweep_without_records_has_a_page_too(tmp_path, cells):
     assert "No sample yet." in text and "<svg" not in text
 
 
-def test_a_bug_is_red_and_a_rounding_difference_is_counted(tmp_path):
-    wrong = {"identical": False, "text": "other", "text_sha": "x"}
-    made = [control(CONTROL.key, "r0", 60), decode(SPOT.key, "r0", 20, 60, difference="bug", **wrong),
-            decode(SSD.key, "r0", 20, 60, difference="numeric", **wrong)]  # fmt: skip
+DIFFERENT = {"identical": False, "text": "other", "text_sha": "x"}
+
+
+def test_losslessness_is_counted_by_method_and_differing_samples_are_listed(tmp_path):
+    made = [
+        control(CONTROL.key, "r0", 60),
+        decode(SSD.key, "r0", 20, 60, difference="numeric", **DIFFERENT),
+        decode(SPOT.key, "r0", 20, 60, difference="bug", **DIFFERENT),
+        decode(LARGE.key, "r0", 20, 60),
+        decode(LARGE.key, "r1", 0, 0, status="failed", error="CUDA error", text_sha=None),
+    ]
     text = page(tmp_path, made=made)
-    assert 'class="verdict bad"' in text and "0 of 2 texts" in text and "1 differ within rounding" in text
+    assert 'class="verdict bad"' in text and "1 of 3 texts are identical" in text and "1 differ within rounding" in text
     assert "and 1 for no numeric reason: a bug." in text
+    counts = re.findall(
+        r'<td class="w">(spot|ssd)</td><td>(\d)</td><td>(\d)</td><td>(\d)</td>\s*<td.*?>(\d)</td>', text
+    )
+    assert counts == [("spot", "2", "1", "0", "1"), ("ssd", "1", "0", "1", "0")]
+    listed = re.findall(r'<td class="w">([^<]*)</td><td class="w">[^<]*</td>\s*<td class="w(?: bad)?">(\w+)</td>', text)
+    assert listed == [("spot 4", "bug"), ("ssd 4", "numeric")]
+    samples = data(text)["samples"]
+    assert [samples[int(number)][2] for number in re.findall(r'data-sample="(\d+)"', text)] == ["bug", "numeric"]
+    bug = next(sample for sample in samples if sample[2] == "bug")
+    assert [data(text)["texts"][number] for number in bug[10:12]] == ["other", "text of r0"]  # to be compared
+    assert next(sample[12] for sample in samples if sample[2] == "failed") == "CUDA error"
 
 
-def test_a_failed_sample_shows_its_error(tmp_path):
-    made = [control(CONTROL.key, "r0", 60),
-            decode(SPOT.key, "r0", 0, 0, status="failed", error="CUDA error", text_sha=None)]  # fmt: skip
-    assert "CUDA error" in page(tmp_path, made=made)
+def test_half_a_sweep_has_a_page_without_ray_or_torch(tmp_path):
+    sweep = on_disk(tmp_path, *CELLS, records=list(records())[:3])
+    program = (
+        "import sys; sys.modules['ray'] = sys.modules['torch'] = None; from pathlib import Path;"
+        "from dashboards.report import write_report; print(write_report(Path(sys.argv[1])))"
+    )
+    before = {file: file.stat().st_mtime_ns for file in sweep.folder.rglob("*") if file.is_file()}
+    done = subprocess.run([sys.executable, "-c", program, str(sweep.folder)], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    written = (sweep.folder / "report.html").read_text()
+    assert "1/2" in written and "0/2" in written and "3 of 3 samples" in written
+    assert before == {file: file.stat().st_mtime_ns for file in before}
 
 
-def test_the_sample_browser_says_what_it_leaves_out(tmp_path):
-    assert "first 20 of 30" in page(tmp_path, made=records(30), rows=30)
+def test_an_analysis_is_shown_where_there_is_one_and_else_how_to_make_one(tmp_path, usual):
+    assert "launch.py analyze first" in usual
+    sweep = on_disk(tmp_path, *CELLS, records=records())
+    measures = {"stale token": 1.0, "order model": 0.7}
+    lines = [
+        f"tiny,arith,0.0,{name},{by},{at},8,{share}"
+        for name, share in measures.items()
+        for by in ("block", "depth")
+        for at in range(3)
+    ]
+    (sweep.folder / "analysis").mkdir()
+    table = "\n".join(["model,task,temperature,measure,by,at,asked,share", *lines])
+    (sweep.folder / "analysis" / "accuracy.csv").write_text(table)
+    text = report.write_report(sweep.folder).read_text()
+    assert text.count("<svg") == 8 and "What and where, by block" in text and "launch.py analyze" not in text
+
+
+def test_figures_are_of_the_first_groups_and_lines_of_the_first_cells_where_there_are_too_many(tmp_path, monkeypatch):
+    cells = [replace(cell, task=task) for task in ("arith", "gsm8k", "mbpp") for cell in (CONTROL, SPOT)]
+    made = [line for task in range(3) for line in (control(cells[2 * task].key, "r0", 60),
+                                                   decode(cells[2 * task + 1].key, "r0", 20, 60))]  # fmt: skip
+    monkeypatch.setattr(report, "MOST_GROUPS", 1)
+    monkeypatch.setattr(report, "MOST_LINES", 4)
+    monkeypatch.setattr(report, "MOST_DIFFERENT", 0)
+    text = page(tmp_path, cells=cells, made=made)
+    assert text.count("<svg") == 5 and "first 1 of 3 models, tasks and temperatures" in text
+    assert "The first 4 of 6 lines" in text and text.count('<td class="words">mbpp</td>') == 0
 
 
 def rows_of(tmp_path):
     sweep, samples = results.load(on_disk(tmp_path, *CELLS, records=records()).folder)
-    return results.over_seeds(results.summary(sweep, samples)).to_dict("records")
+    return results.over_seeds(results.summary(sweep, samples), samples).to_dict("records")
 
 
 def test_a_method_has_one_colour_and_the_control_is_grey(tmp_path):
@@ -128,7 +229,17 @@ def test_a_method_has_one_colour_and_the_control_is_grey(tmp_path):
     assert list(palette) == ["spot", "ssd", "none"] and len(set(palette.values())) == 3
 
 
-@pytest.mark.parametrize("draw", [plots.nfe_by_budget, plots.throughput_by_nfe, plots.survival, plots.time_split])
+FIGURES = [
+    plots.nfe_by_budget,
+    partial(plots.throughput_by_budget, predicted={}),
+    plots.throughput_by_nfe,
+    plots.survival,
+    plots.time_split,
+    plots.accuracy,
+]
+
+
+@pytest.mark.parametrize("draw", FIGURES)
 def test_a_figure_is_one_svg_with_its_text_as_text(tmp_path, draw):
     rows = rows_of(tmp_path)
     root = ElementTree.fromstring(draw(rows, plots.colours(rows)))
@@ -136,6 +247,6 @@ def test_a_figure_is_one_svg_with_its_text_as_text(tmp_path, draw):
     assert any("spot" in text for text in texts)
 
 
-@pytest.mark.parametrize("draw", [plots.nfe_by_budget, plots.throughput_by_nfe, plots.survival, plots.time_split])
+@pytest.mark.parametrize("draw", FIGURES)
 def test_a_figure_without_points_still_draws(draw):
     assert draw([], plots.colours([])).startswith("<svg")

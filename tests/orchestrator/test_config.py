@@ -12,6 +12,7 @@ MISTAKES = [
     (["limt=5"], "command line: limt: unknown key; did you mean 'limit'?"),
     (["decode.gen_lenght=64"], "command line: decode.gen_lenght: unknown key; did you mean 'gen_length'?"),
     (["limit=five"], "command line: limit: five is the wrong type; a whole number or null expected"),
+    (["replays=-1"], "command line: replays: -1: rows a cell, 0 for none"),
     (["limit=0"], "command line: limit: 0: one row or more, or null for all"),
     (["decode=3"], "command line: decode: 3 is the wrong type; key: value lines expected"),
     (["models=[]"], "command line: models: an empty axis; give it at least one value"),

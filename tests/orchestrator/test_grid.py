@@ -166,6 +166,21 @@ def test_a_sample_task_holds_all_cells_of_a_row_and_the_first_twenty_rows_come_f
     )
 
 
+@pytest.mark.parametrize(("asked", "limit"), [(0, 3), (1, 3), (2, 30), (5, 3)])
+def test_the_first_rows_of_every_cell_are_replayed_whatever_is_left_of_them(asked, limit):
+    plan = plan_of(Fakes(), f"replays={asked}", f"limit={limit}")
+    group = plan.grid.cells[0].group
+    tasks = [task for wave in plan.waves({}) for task in wave]
+    assert {task.row for task in tasks if task.replay} == set(plan.grid.rows[group][:asked])
+    done = {(cell.key, plan.grid.rows[group][0]): {"status": "ok"} for cell in plan.grid.cells}
+    left = [task for wave in plan.waves(done) for task in wave]
+    assert {task.row for task in left if task.replay} == set(plan.grid.rows[group][1:asked])
+
+
+def test_how_many_are_replayed_is_no_part_of_a_cell():
+    assert plan_of(Fakes(), "replays=0").grid.cells == plan_of(Fakes(), "replays=9").grid.cells
+
+
 def test_the_order_of_methods_turns_with_the_row():
     assert {task.row: task.turn for task in plan_of(Fakes(), "shuffle=false").waves({})[0]} == {
         "r0": 0,

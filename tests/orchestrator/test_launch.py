@@ -31,7 +31,7 @@ def standing_elsewhere(tmp_path, monkeypatch):
     """Every test stands in an empty folder, so that `runs/` is its own."""
     monkeypatch.chdir(tmp_path)
 
-    def print_results(console, folder):
+    def print_results(console, folder, *how):
         console.print(f"results of {folder}")
         return {"report": f"{folder}/report.html"}
 
@@ -490,7 +490,7 @@ def test_decode_takes_the_first_value_of_every_axis(overrides, chosen, monkeypat
         def __init__(self, model):
             pass
 
-        def decode(self, task, method):
+        def decode(self, task, method, keep):
             taken.append((method.drafter and method.drafter.name, method.budget))
             return SimpleNamespace(tokens=[])
 
@@ -513,7 +513,7 @@ class Undecoding:
     def __init__(self, model):
         pass
 
-    def decode(self, task, method):
+    def decode(self, task, method, keep):
         raise RuntimeError("out of\nmemory")
 
 

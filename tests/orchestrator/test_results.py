@@ -1,13 +1,10 @@
 """Every number of a table, worked out by hand."""
 
-import csv
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 
 from orchestrator import results
+from orchestrator.errors import UserError
 from tests.fake_sweep import FakeCell, control, decode, score, sweep
 
 CONTROL, SPOT, SSD = FakeCell("c"), FakeCell("s", "spot", 4), FakeCell("d", "ssd", 4)
@@ -92,16 +89,6 @@ def test_without_a_position_oracle_at_its_budget_and_seed_a_method_has_no_oracle
     assert line(table, "s")["oracle_share"] is None
 
 
-def test_the_oracle_share_is_a_column_only_where_there_is_one_and_fits_a_terminal():
-    plan = sweep(CONTROL, SPOT, position_oracle("o", 4))
-    records = [decode("s", "r0", 30, 60), decode("o", "r0", 20, 60)]
-    with_oracle, without = summarised(plan, records), summarised(*two_rows())
-    shown = rendered(with_oracle, 80)
-    assert "75%" in shown and "100%" in shown and "oracle-positions †" in shown
-    assert "oracle share" in results.to_markdown(with_oracle)
-    assert "share" not in rendered(without, 80) and "share" not in results.to_markdown(without)
-
-
 def test_an_oracle_is_untimed():
     oracle = FakeCell("o", "oracle-both", 4)
     assert line(summarised(sweep(oracle), [decode("o", "r0", 10, 60)]), "o")["throughput_ratio"] is None
@@ -154,16 +141,31 @@ def test_no_number_of_a_summary_is_nan():
     assert not any(isinstance(value, float) and np.isnan(value) for value in table.to_numpy().ravel())
 
 
+def terms(above, below):
+    return results.Terms(np.arange(len(above)), np.asarray(above, float), np.asarray(below, float))
+
+
 def test_an_interval_holds_the_ratio_and_is_the_same_every_time():
     control_nfe = np.arange(50.0, 90.0)
-    nfe = np.full(40, 20.0)
-    low, high = results.ratio_interval(control_nfe, nfe)
-    assert low < 3.475 < high and (low, high) == results.ratio_interval(control_nfe, nfe)
-    assert high - low == pytest.approx(2 * 1.96 * control_nfe.std() / 40**0.5 / 20, rel=0.1)
+    found = results.ratio([terms(control_nfe, [20] * 40)])
+    assert found.low < 3.475 < found.high and found.value == pytest.approx(3.475)
+    assert found == results.ratio([terms(control_nfe, [20] * 40)])
+    assert found.high - found.low == pytest.approx(2 * 1.96 * control_nfe.std() / 40**0.5 / 20, rel=0.1)
 
 
 def test_one_row_has_no_interval():
-    assert results.ratio_interval(np.array([60.0]), np.array([20.0])) == (None, None)
+    assert results.ratio([terms([60], [20])]) == (3.0, None, None)
+
+
+def test_seeds_of_one_prompt_do_not_count_as_prompts():
+    """Three seeds that tell the same leave the interval as wide as one does."""
+    one = terms(np.arange(50.0, 90.0), [20] * 40)
+    assert results.ratio([one, one, one]) == pytest.approx(results.ratio([one]))
+
+
+def test_a_ratio_of_ratios_draws_the_same_rows_on_both_sides():
+    slow, fast = terms(np.arange(50.0, 90.0), [20] * 40), terms(np.arange(50.0, 90.0), [10] * 40)
+    assert results.ratio([fast], [slow]) == pytest.approx((2.0, 2.0, 2.0))
 
 
 def seeds(*nfes):
@@ -183,64 +185,96 @@ def test_one_seed_has_no_deviation():
     assert results.over_seeds(seeds(10)).iloc[0]["nfe_sd"] is None
 
 
-def test_the_best_of_rivals_at_one_budget_is_marked_and_a_lone_method_is_not():
-    plan = sweep(CONTROL, SPOT, SSD, FakeCell("e", "ssd", 8))
-    records = [control("c", "r0", 60), decode("s", "r0", 20, 60), decode("d", "r0", 30, 60), decode("e", "r0", 25, 60)]
-    rows = results.display_rows(summarised(plan, records))
-    assert [(row["method"], row["budget"]) for row in rows if row["best"]] == [("spot", "4")]
-    assert "**3.00**" in results.to_markdown(summarised(plan, records))
+def test_an_unfinished_seed_weighs_by_its_samples():
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in (0, 1)]
+    records = [decode("s0", f"r{i}", 20, 60) for i in range(3)] + [decode("s1", "r0", 60, 60)]
+    merged = results.over_seeds(summarised(sweep(*cells, rows=3), records)).iloc[0]
+    assert (merged["nfe"], merged["n"], merged["planned"]) == (30.0, 4, 6)
 
 
-def rendered(table, width):
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(results.table(table))
-    return console.file.getvalue()
+def both(plan, records, scores=()):
+    samples = results.frame(plan, records, scores)
+    return results.over_seeds(results.summary(plan, samples), samples)
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_terminal_table_keeps_every_number_at_any_width(width):
-    shown = rendered(summarised(*two_rows()), width)
-    assert all(text in shown for text in ("control", "spot", "20.0", "3.50", "2.00", "1.50", "50.0%", "100.0%", "2/2"))
-    assert max(map(len, shown.splitlines())) <= width and "…" not in shown
+def test_seeds_have_an_interval_over_prompts_where_samples_are_given():
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in (0, 1)]
+    records = [decode(cell.key, f"r{i}", 20, 50 + i) for cell in cells for i in range(40)]
+    row = both(sweep(*cells, rows=40), records).iloc[0]
+    assert row["nfe_ratio_low"] < row["nfe_ratio"] < row["nfe_ratio_high"]
+    assert row["cells"] == {0: "s0", 1: "s1"}
 
 
-def test_an_unfinished_cell_shows_n_of_planned_and_its_failures():
-    records = [decode("s", "r0", 20, 60), decode("s", "r1", 0, 0, status="failed", error="CUDA")]
-    assert results.display_rows(summarised(sweep(SPOT, rows=5), records))[0]["done"] == "1/5 1✗"
+def ranks(rows, name):
+    return dict(zip(rows["drafter"], rows[f"{name}_rank"], strict=True))
 
 
-def test_numeric_exceptions_are_counted_beside_identical():
+def race(spot, ssd, rows=20):
+    """Two methods and an oracle at budget 4; `spot(i)` and `ssd(i)` are passes on row i, and tenths of a second."""
+    plan = sweep(CONTROL, SPOT, SSD, FakeCell("o", "oracle-both", 4), rows=rows)
+    records = [control("c", f"r{i}", 60) for i in range(rows)]
+    for key, passes in (("s", spot), ("d", ssd), ("o", lambda i: 5)):
+        for i in range(rows):
+            seconds = {"prefill": 0.0, "target": passes(i) / 10, "draft": 0.0, "rest": 0.0}
+            records.append(decode(key, f"r{i}", passes(i), 60, seconds=seconds))
+    return plan, records
+
+
+def test_the_best_complete_method_is_best_and_neither_control_nor_oracle_competes():
+    rows = both(*race(lambda i: 20, lambda i: 30))
+    assert ranks(rows, "nfe") == {"none": None, "spot": "best", "ssd": None, "oracle-both": None}
+    assert ranks(rows, "throughput_ratio") == ranks(rows, "nfe")
+
+
+def test_methods_tie_where_the_interval_of_their_paired_ratio_holds_one():
+    rows = both(*race(lambda i: 20 + 5 * (i % 2), lambda i: 23))  # 22.5 and 23, each ahead on half of the rows
+    assert ranks(rows, "nfe")["ssd"] == "tied"
+    rows = both(*race(lambda i: 20 + 5 * (i % 2), lambda i: 20.5 + 5 * (i % 2)))  # a half behind on every row
+    assert ranks(rows, "nfe")["ssd"] is None
+
+
+def test_an_incomplete_method_does_not_compete():
+    plan, records = race(lambda i: 20, lambda i: 30)
+    rows = both(plan, [record for record in records if (record["cell"], record["row"]) != ("s", "r3")])
+    assert ranks(rows, "nfe") == {"none": None, "spot": None, "ssd": None, "oracle-both": None}
+
+
+def line_of(rows, drafter):
+    return rows[rows["drafter"] == drafter].iloc[0]
+
+
+def test_any_method_is_the_baseline_over_the_rows_that_both_have():
+    plan, records = race(lambda i: 10 + i, lambda i: 30, rows=3)
+    records = [record for record in records if (record["cell"], record["row"]) != ("d", "r2")]
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "ssd", samples)
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    spot = line_of(rows, "spot")
+    assert spot["nfe_ratio"] == spot["throughput_ratio"] == pytest.approx(60 / 21)
+    assert (spot["wins"], spot["ties"], spot["losses"], spot["nfe"], spot["pair"]) == (2, 0, 0, 11.0, "ssd")
+    assert line_of(rows, "ssd")["nfe_ratio"] == 1.0 and line_of(rows, "none")["nfe_ratio"] is None
+    assert line_of(rows, "oracle-both")["throughput_ratio"] is None
+
+
+def test_a_control_of_another_sweep_is_a_baseline_and_times_count_where_texts_are_the_same():
+    """A threshold cell beside the single-position control: its passes on every row, its time where the text agrees."""
     plan, records, _ = two_rows()
-    records[3] |= {"identical": False, "difference": "numeric"}
-    assert results.display_rows(summarised(plan, records))[1]["identical"] == "50.0% (1)"
+    slow = [control("c", "r0", 120), control("c", "r1", 160, text_sha="sha-other")]
+    other = results.frame(sweep(CONTROL), slow, ())
+    samples = results.against(results.frame(plan, records, ()), "control", other)
+    table = results.summary(plan, samples)
+    assert line(table, "c")["nfe_ratio"] == 280 / 140 and line(table, "s")["nfe_ratio"] == 280 / 40
+    assert line(table, "s")["throughput_ratio"] == 2.0  # r0 alone: 2 s over 1 s
+    assert line(table, "s")["identical"] == 1.0  # still to its own control's
 
 
-def test_models_and_tasks_become_columns_only_where_there_are_several():
-    one, two = summarised(sweep(CONTROL), []), summarised(sweep(CONTROL, FakeCell("x", task="gsm8k")), [])
-    assert "task" not in results.to_markdown(one) and "| task |" in results.to_markdown(two)
+def test_cells_are_won_tied_and_lost_by_the_interval_of_the_ratio():
+    cells = [FakeCell(f"s{budget}", "spot", budget) for budget in (4, 8, 16)]
+    nfes = {"s4": lambda i: 30, "s8": lambda i: 59 + 2 * (i % 2), "s16": lambda i: 90}
+    records = [decode(key, f"r{i}", nfe(i), 60) for key, nfe in nfes.items() for i in range(20)]
+    assert results.tally(both(sweep(*cells, rows=20), records))["spot"]["nfe_ratio"] == (1, 1, 1)
 
 
-def test_csv_keeps_full_precision_and_one_line_a_cell():
-    lines = list(csv.DictReader(io.StringIO(results.to_csv(summarised(*two_rows())))))
-    assert [entry["cell"] for entry in lines] == ["c", "s"] and lines[1]["accepted_share"] == "0.375"
-
-
-def test_latex_is_booktabs_with_escaped_percent_signs():
-    text = results.to_latex(summarised(*two_rows()))
-    assert text.startswith("\\begin{tabular}{lrrrrrrrrr}\n\\toprule") and "50.0\\%" in text
-    assert "spot & 4 & 0 & 20.0 & 3.50 & 2.00 & 1.50" in text
-
-
-def test_an_empty_sweep_prints_an_empty_table():
-    assert results.to_markdown(summarised(sweep(), [])).count("\n") == 2
-
-
-def test_throughput_on_a_gpu_that_others_used_is_marked_wherever_it_is_shown():
-    plan, records, _ = two_rows()
-    table = summarised(plan, [*records[:3], records[3] | {"per_gpu": 2}])
-    assert [line(table, cell)["shared"] for cell in "cs"] == [0, 1]
-    assert [row["throughput_ratio"] for row in results.display_rows(table)] == ["1.00", "2.00 ‡"]
-    shown = Console(width=80, record=True, file=io.StringIO())
-    shown.print(results.table(table))
-    assert "‡ timed on a GPU that other workers used, too." in shown.export_text()
-    assert r"$\ddagger$" in results.to_latex(table)
+def test_a_method_that_is_not_there_is_no_baseline():
+    with pytest.raises(UserError, match=r"baseline: no method 'spotty' in first; it has control, spot, ssd"):
+        results.check_method(sweep(CONTROL, SPOT, SSD), "spotty")

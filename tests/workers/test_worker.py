@@ -94,6 +94,22 @@ def test_a_control_that_is_recorded_already_is_decoded_for_its_pair_and_not_reco
     assert again[0]["text"] == records["control"]["text"]  # the recorded control may have run elsewhere
 
 
+def test_a_replay_is_asked_for_and_changes_nothing_else(worker, records):
+    assert not any("replay" in record for record in records.values())
+    for record in worker.run(replace(TASK, replay=True)):
+        kept, before = record["replay"], records[record["cell"]]
+        assert (len(kept["passes"]), kept["prompt"]) == (before["nfe"], ROW.prompt)
+        assert sum(len(accepted) for _, _, accepted in kept["passes"]) == before["accepted"]
+        assert (record["text_sha"], record["nfe"]) == (before["text_sha"], before["nfe"])
+        placed = {at: piece for steps, *_ in kept["passes"] for step in steps for at, piece in _pairs(step)}
+        written = "".join(kept["pieces"][placed[at]] for at in sorted(placed))
+        assert written.startswith(records["control"]["text"])
+
+
+def _pairs(flat):
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
 def test_a_method_that_raises_fails_alone(worker):
     broken = MethodTask("broken", DrafterSpec("broken", "spot", "assets/nowhere.safetensors"), 8, attempt=2)
     control, bad, good = worker.run(replace(TASK, methods=(broken, TASK.methods[1])))

@@ -1,0 +1,550 @@
+"""What the numbers of results.py look like: two layouts, and for each a terminal, Markdown, LaTeX, HTML and CSV.
+
+    rows = results.over_seeds(results.summary(sweep, samples), samples)
+    print(tables.to_latex(tables.main(rows)))
+
+`main` is the layout of a paper's main table: a row a method, for each task and budget its NFE and its throughput ratio,
+a table a model and temperature. `long` has a line for each cell and more about it. A layout is a Sheet of formatted
+entries; a format writes any Sheet, but CSV, which has the numbers as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.results import CONTROL, RANKED, is_oracle, method_name, tally
+
+NOTHING = "–"
+_FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
+            "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
+_SPREAD = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")  # shown with a deviation over seeds
+_SHARED, _TIED, _BUG = "‡", "≈", "!"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A number as it is printed. `spread` is its deviation over seeds, `interval` its 95 % one over prompts.
+
+    `marks` are ‡ (timed on a shared GPU), ≈ (tied with the best) and ! (a text differs for no numeric reason); `note`
+    is n/N of what is incomplete, with its failures.
+    """
+
+    text: str
+    spread: str = ""
+    interval: str = ""
+    marks: str = ""
+    note: str = ""
+    best: bool = False
+    partial: bool = False
+    bug: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """`groups` are the headings above it, outermost first. `minor`: its deviation goes first where there is no room.
+
+    A `section` column has, in a terminal, a line of its own where its value changes.
+    """
+
+    heading: str
+    narrow: str = ""
+    groups: tuple[str, ...] = ()
+    words: bool = False
+    minor: bool = False
+    section: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """An entry a column; `kind` is "control", "method" or "oracle"."""
+
+    entries: tuple[Entry, ...]
+    kind: str = "method"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One table; `title` may be empty."""
+
+    title: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Tables of one layout, and what their marks mean, in sentences."""
+
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...]
+
+
+MainTable = Sheet  # what `main` gives: a panel a (model, temperature)
+
+
+# ---- the two layouts
+
+
+def main(rows: pd.DataFrame) -> MainTable:
+    """The paper's main table of `rows`, those of `results.over_seeds(summary, samples)`.
+
+    A panel a (model, temperature, length): a line a method, control first and oracles last, and for each task and
+    budget two columns, NFE and throughput ratio. The best of a column is `best`, one that ties with it is marked; an
+    incomplete cell notes n/N and what failed, and is neither. Where the grid has no such cell, the entry is empty. The
+    control, which has no budget, is shown at each.
+    """
+    records = rows.to_dict("records")
+    panels = [_main_panel(title, list(group)) for title, group in _by(records, _main_title)]
+    return Sheet(tuple(panels), (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records)))
+
+
+def _by(records: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]) -> Iterator[tuple[Any, list]]:
+    """Groups in order of appearance."""
+    groups: dict[Any, list] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return iter(groups.items())
+
+
+def _main_title(row: Mapping[str, Any]) -> str:
+    to_the_end = "" if row["stop"] == "eos" else ", all decoded"
+    return f"{row['model']} · T = {row['temperature']:g} · {row['gen_length']} tokens{to_the_end}"
+
+
+def _main_panel(title: str, records: list[Mapping[str, Any]]) -> Panel:
+    budgets = {task: sorted({row["budget"] for row in group if row["method"] != CONTROL} or {0})
+               for task, group in _by(records, lambda row: row["task"])}  # fmt: skip
+    fields = [(task, budget) for task in budgets for budget in budgets[task]]
+    columns = [Column("method", words=True)]
+    for task, budget in fields:
+        columns += [Column("NFE", groups=(task, f"budget {budget}")),
+                    Column("thr. ratio", narrow="thr.", groups=(task, f"budget {budget}"))]  # fmt: skip
+    lines = []
+    for name, group in _by(records, method_name):
+        at = {(row["task"], row["budget"]): row for row in group}
+        kind = _kind(group[0])
+        entries = [Entry(name)]
+        for task, budget in fields:
+            row = at.get((task, 0 if kind == "control" else budget))
+            entries += _main_entries(row) if row is not None else [Entry(""), Entry("")]
+        lines.append(Line(tuple(entries), kind))
+    order = ("control", "method", "oracle")
+    return Panel(title, tuple(columns), tuple(sorted(lines, key=lambda line: order.index(line.kind))))
+
+
+def _main_entries(row: Mapping[str, Any]) -> list[Entry]:
+    partial = row["n"] < row["planned"]
+    note, bug = _done(row) if partial else "", bool(row["bug"])
+    nfe = _entry(row, "nfe", note=note, partial=partial, bug=bug, marks=_BUG if bug else "")
+    return [nfe, _entry(row, "throughput_ratio", partial=partial)]
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return "control" if row["method"] == CONTROL else "oracle" if is_oracle(row["method"]) else "method"
+
+
+def long(rows: pd.DataFrame) -> Sheet:
+    """A line for each of `rows` (`results.over_seeds`), with all that a reader asks of a cell.
+
+    Model and task are columns where they tell lines apart, the oracle's share where there is one, wins, ties and losses
+    where the ratios are against another method than the control.
+    """
+    records = rows.to_dict("records")
+    pair = records[0]["pair"] if records else "control"
+    columns = _long_columns(records, pair)
+    lines = [Line(tuple(_long_entry(row, name) for name in columns), _kind(row)) for row in records]
+    notes = _notes(records) if pair == "control" else (_against(records, "Ratios are"), *_tally(rows), *_notes(records))
+    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), notes)
+
+
+def _long_columns(records: list[dict[str, Any]], pair: str) -> dict[str, Column]:
+    versus = "" if pair == "control" else f" vs {pair}"
+    columns = {
+        "model": Column("model", words=True, section=True),
+        "task": Column("task", words=True, section=True),
+        "method": Column("method", words=True),
+        "budget": Column("budget", "bud-\nget"),
+        "temperature": Column("T"),
+        "nfe": Column("NFE", minor=True),
+        "nfe_ratio": Column(f"NFE ratio{versus}", "NFE\nratio"),
+        "throughput_ratio": Column(f"throughput ratio{versus}", "thr.\nratio"),
+        "wins": Column("wins–ties–losses", "wins–ties–\nlosses"),
+        "acceptance": Column("acceptance", "accept-\nance", minor=True),
+        "oracle_share": Column("oracle share", "oracle\nshare"),
+        "accuracy": Column("accuracy", "accu-\nracy"),
+        "identical": Column("identical", "iden-\ntical"),
+        "done": Column("n/N"),
+    }
+    left_out = {name for name in ("model", "task") if len({row[name] for row in records}) <= 1}
+    left_out |= set() if any(row["oracle_share"] is not None for row in records) else {"oracle_share"}
+    left_out |= set() if versus else {"wins"}
+    return {name: column for name, column in columns.items() if name not in left_out}
+
+
+def _long_entry(row: Mapping[str, Any], name: str) -> Entry:
+    match name:
+        case "method":
+            return Entry(method_name(row))
+        case "budget" | "temperature":
+            return Entry(f"{row[name]:g}")
+        case "wins":
+            met = row["wins"] + row["ties"] + row["losses"]
+            return Entry(f"{row['wins']}–{row['ties']}–{row['losses']}" if met else NOTHING)
+        case "done":
+            return Entry(_done(row), partial=row["n"] < row["planned"])
+        case "identical":
+            numeric = f"({row['numeric']})" if row["numeric"] else ""
+            return _entry(row, name, note=numeric, bug=bool(row["bug"]))
+        case "nfe_ratio":  # it ranks as NFE does
+            return _entry({**row, "nfe_ratio_rank": row["nfe_rank"]}, name)
+        case "nfe":
+            return _entry({**row, "nfe_rank": None}, name)
+    return _entry(row, name) if name in _FORMATS else Entry(str(row[name]))
+
+
+def _entry(row: Mapping[str, Any], name: str, marks: str = "", **more: Any) -> Entry:
+    if row[name] is None:
+        return Entry(NOTHING, **more)
+    number, rank = _FORMATS[name].format, row.get(f"{name}_rank")
+    low, high, deviation = (row.get(f"{name}_{end}") for end in ("low", "high", "sd"))
+    own = name in ("nfe_ratio", "throughput_ratio") and row["method"] == CONTROL  # it is its own pair: 1 by definition
+    shared = _SHARED if name == "throughput_ratio" and row["shared"] else ""
+    return Entry(
+        text=number(row[name]),
+        spread=number(deviation) if deviation is not None and name in _SPREAD and not own else "",
+        interval=f"{number(low)}–{number(high)}" if low is not None and not own else "",
+        marks=marks + (_TIED if rank == "tied" else "") + shared,
+        best=rank == "best",
+        **more,
+    )
+
+
+def _done(row: Mapping[str, Any]) -> str:
+    """`5/8 1✗`: decoded of planned, and failed."""
+    return f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
+
+
+def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
+    pair = records[0]["pair"] if records else "control"
+    if pair == "control":
+        return f"{what} against the draft-free control, decoded beside each sample."
+    return f"{what} against {pair} at the same budget, over the samples that both have."
+
+
+def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
+    """Against another method than the control: the cells won, tied and lost."""
+    pair = rows["pair"].iloc[0] if len(rows) else "control"
+    if pair == "control":
+        return ()
+    told = []
+    for method, by in tally(rows).items():
+        if any(map(sum, by.values())) and method != pair:
+            passes, speed = ("–".join(map(str, by[name])) for name in ("nfe_ratio", "throughput_ratio"))
+            told.append(f"{method} {passes} by NFE, {speed} by throughput")
+    how = "a tie is a paired ratio whose 95 % interval holds 1"
+    return (f"Complete cells won–tied–lost against {pair} ({how}): {'; '.join(told) or 'none'}.",)
+
+
+def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What of the marks needs a word, given what is there."""
+    ranks = {row[f"{name}_rank"] for row in records for name in RANKED}
+    said = [
+        ("best" in ranks, "Bold: the best of its column."),
+        ("tied" in ranks, "≈ tied with it: equal as printed, or the 95 % interval of their paired ratio holds 1."),
+        (any(row["seeds"] > 1 for row in records), "± is the deviation over seeds."),
+        (any(row["n"] < row["planned"] for row in records), "n/N: incomplete, and not ranked; k✗: k samples failed."),
+        (any(row["numeric"] for row in records), "(k): k texts differ from the control within rounding."),
+        (any(row["bug"] for row in records), "Red, or !: a text differs from the control for no numeric reason."),
+        (any(is_oracle(row["method"]) for row in records), "† diagnostic: has seen the answer, untimed, not ranked."),
+        (any(row["shared"] for row in records), "‡ timed on a GPU that other workers used, too."),
+    ]
+    return tuple(sentence for there, sentence in said if there)
+
+
+# ---- terminal
+
+
+def terminal(sheet: Sheet, width: int) -> RenderableType:
+    """For a terminal of `width` columns: wide tables are cut between columns and go on below, no number is cut."""
+    parts: list[RenderableType] = []
+    for panel in sheet.panels:
+        if panel.title:
+            parts.append(Text(panel.title, style="cyan"))
+        parts += _grids(panel, width) if any(column.groups for column in panel.columns) else [_listing(panel, width)]
+    return Group(*parts, *([Text(" ".join(sheet.notes), style="dim italic")] if sheet.notes else []))
+
+
+def _style(entry: Entry) -> str:
+    return "bold" if entry.best else "red" if entry.bug else "yellow" if entry.partial else ""
+
+
+def _listing(panel: Panel, width: int) -> Table:
+    """With as much detail as there is room for: intervals go first, then minor deviations, then the others."""
+    unbounded = Console(width=1_000_000)
+    tables = (_listed(panel, detail) for detail in reversed(range(4)))
+    return next((shown for shown in tables if unbounded.measure(shown).maximum <= width), _listed(panel, 0))
+
+
+def _listed(panel: Panel, detail: int) -> Table:
+    """A table in which each column is as narrow as it can be; section columns become title lines."""
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    sections = [index for index, column in enumerate(panel.columns) if column.section]
+    kept = [(index, column) for index, column in enumerate(panel.columns) if not column.section]
+    for _, column in kept:
+        heading = column.narrow or column.heading
+        shown.add_column(heading, justify="left" if column.words else "right", overflow="fold", vertical="bottom")
+    titled = groupby(panel.lines, lambda line: " · ".join(line.entries[index].text for index in sections))
+    for title, lines in titled:
+        if title:
+            shown.add_row(Text(title, style="cyan"))
+        for line in lines:
+            entries = [(line.entries[index], detail - column.minor) for index, column in kept]
+            shown.add_row(*(Text(_in_terminal(entry, room), _style(entry)) for entry, room in entries))
+    return shown
+
+
+def _in_terminal(entry: Entry, detail: int) -> str:
+    number = f"{entry.text}±{entry.spread}" if entry.spread and detail > 0 else entry.text
+    interval = f"[{entry.interval}]" if entry.interval and detail > 2 else ""
+    return " ".join(filter(None, (number, interval, entry.marks, entry.note)))
+
+
+def _grids(panel: Panel, width: int) -> list[RenderableType]:
+    """The panel under its groups' headings, cut where `width` ends; what is noted of a number stands below it."""
+    columns = [[line.entries[index] for line in panel.lines] for index in range(len(panel.columns))]
+    cells = [_stacked(column) for column in columns]
+    needed = [max(len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
+              for column, stacks in zip(panel.columns, cells, strict=True)]  # fmt: skip
+    gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(needed))]
+    pieces: list[list[int]] = [[]]
+    room = width - needed[0]
+    for _, group in groupby(range(1, len(panel.columns)), lambda index: panel.columns[index].groups):
+        indices = list(group)
+        takes = sum(needed[index] + gaps[index] for index in indices)
+        if pieces[-1] and takes > room:
+            pieces.append([])
+            room = width - needed[0]
+        pieces[-1] += indices
+        room -= takes
+    return [Text("\n").join(_grid(panel, cells, piece, needed, gaps)) for piece in pieces]
+
+
+def _stacked(column: Sequence[Entry]) -> list[list[str]]:
+    """Of each entry the number and what is noted below it; numbers stay in line where one beside them is marked."""
+    marks = max((len(entry.marks) for entry in column), default=0)
+    numbers = [entry.text + (f"±{entry.spread}" if entry.spread else "") for entry in column]
+    return [[number + entry.marks.ljust(marks), *([entry.note] if entry.note else [])]
+            for entry, number in zip(column, numbers, strict=True)]  # fmt: skip
+
+
+def _grid(
+    panel: Panel, cells: list[list[list[str]]], piece: list[int], needed: list[int], gaps: list[int]
+) -> Iterator[Text]:
+    for depth in range(len(panel.columns[piece[0]].groups)):
+        heading = " " * needed[0]
+        for name, start, size in _spans([panel.columns[index] for index in piece], depth):
+            width = sum(needed[index] + gaps[index] for index in piece[start : start + size])
+            gap = gaps[piece[start]]
+            heading += " " * gap + f" {name} ".center(width - gap, "─")
+        yield Text(heading, style="dim")
+    names = [panel.columns[index].narrow or panel.columns[index].heading for index in piece]
+    first = panel.columns[0].heading.ljust(needed[0])
+    heads = (" " * gaps[index] + name.rjust(needed[index]) for index, name in zip(piece, names, strict=True))
+    yield Text(first + "".join(heads), "dim")
+    for number, line in enumerate(panel.lines):
+        stacks = [cells[index][number] for index in piece]
+        for level in range(max(map(len, stacks))):
+            row = Text(line.entries[0].text.ljust(needed[0]) if level == 0 else " " * needed[0])
+            for index, stack in zip(piece, stacks, strict=True):
+                part = stack[level] if level < len(stack) else ""
+                row.append(" " * gaps[index]).append(part.rjust(needed[index]), _style(line.entries[index]))
+            yield row
+    yield Text("")
+
+
+# ---- files
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """Every column of `results.summary`, or of `over_seeds`, in full precision, one line a row."""
+    return table.to_csv(index=False, lineterminator="\n")
+
+
+def main_csv(rows: pd.DataFrame) -> str:
+    """The numbers of `main` in full precision: a line a (model, temperature, method), columns by task and budget.
+
+    Columns are `TASK/BUDGET/NAME`, budget 0 for the control's; NAME is nfe, throughput_ratio, either with `_sd`, n or
+    planned.
+    """
+    names = ["nfe", "nfe_sd", "throughput_ratio", "throughput_ratio_sd", "n", "planned"]
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows.to_dict("records"):
+        key = {name: row[name] for name in ("model", "temperature", "gen_length", "stop")} | {
+            "method": method_name(row)
+        }
+        line = lines.setdefault(tuple(key.values()), key | {"pair": row["pair"]})
+        line.update({f"{row['task']}/{row['budget']}/{name}": row[name] for name in names})
+    return to_csv(pd.DataFrame(list(lines.values()), dtype=object))  # or a count beside a missing one is a float
+
+
+def to_markdown(sheet: Sheet) -> str:
+    """Markdown tables; the best in bold, headings of groups joined to those of their columns."""
+    return "\n".join([*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(" ".join(sheet.notes))])
+
+
+def _paragraph(text: str) -> list[str]:
+    return [text + "\n"] if text else []
+
+
+def _markdown_panel(panel: Panel) -> str:
+    title = f"**{panel.title}**\n\n" if panel.title else ""
+    lines = [[" ".join((*column.groups, column.heading)) for column in panel.columns],
+             [":---" if column.words else "---:" for column in panel.columns],
+             *([_in_markdown(entry, column) for entry, column in zip(line.entries, panel.columns, strict=True)]
+               for line in panel.lines)]  # fmt: skip
+    return title + "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _in_markdown(entry: Entry, column: Column) -> str:
+    number = f"{entry.text} ± {entry.spread}" if entry.spread else entry.text
+    number = f"**{number}**" if entry.best else number
+    interval = f"[{entry.interval}]" if entry.interval and not column.groups else ""
+    return " ".join(filter(None, (number, interval, entry.marks, entry.note)))
+
+
+_LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
+          "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+          ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", "†": r"$\dagger$",
+          "‡": r"$\ddagger$", "≈": r"$\approx$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "✗": " failed",
+          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
+
+
+def to_latex(sheet: Sheet) -> str:
+    r"""A booktabs `tabular` a panel; needs `\usepackage{booktabs}` and, for a quotation mark in a name, T1 fonts.
+
+    Titles and notes are comments: what they say belongs in a caption.
+    """
+    notes = [f"% {note}" for note in sheet.notes]
+    return "\n".join([*("\n".join(_latex_panel(panel)) for panel in sheet.panels), *notes]) + "\n"
+
+
+def _latex_panel(panel: Panel) -> Iterator[str]:
+    if panel.title:
+        yield f"% {panel.title}"
+    yield rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in panel.columns)}}}"
+    yield r"\toprule"
+    for depth in range(max(len(column.groups) for column in panel.columns)):
+        spans = _spans(panel.columns, depth)
+        heads = [rf"\multicolumn{{{size}}}{{c}}{{{_latex(name)}}}" if name else "" for name, _, size in spans]
+        yield rf"{' & '.join(heads)} \\"
+        yield "".join(rf"\cmidrule(lr){{{start + 1}-{start + size}}}" for name, start, size in spans if name)
+    yield rf"{' & '.join(_latex(column.heading) for column in panel.columns)} \\"
+    yield r"\midrule"
+    for kind, lines in groupby(panel.lines, lambda line: line.kind):
+        if kind == "oracle" and any(column.groups for column in panel.columns):
+            yield r"\midrule"
+        for line in lines:
+            yield rf"{' & '.join(map(_in_latex, line.entries, panel.columns))} \\"
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+
+
+def _spans(columns: Sequence[Column], depth: int) -> list[tuple[str, int, int]]:
+    """The headings at `depth` of the groups: name (empty over a column without), first column, number of columns."""
+    found = []
+    for groups, indices in groupby(range(len(columns)), lambda index: columns[index].groups[: depth + 1]):
+        members = list(indices)
+        found.append((groups[-1] if groups else "", members[0], len(members)))
+    return found
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def _in_latex(entry: Entry, column: Column) -> str:
+    number = rf"\textbf{{{_latex(entry.text)}}}" if entry.best else _latex(entry.text)
+    spread = rf"{{\scriptsize$\pm${_latex(entry.spread)}}}" if entry.spread else ""
+    interval = rf" {{\scriptsize {_latex(entry.interval)}}}" if entry.interval and not column.groups else ""
+    note = rf" {{\scriptsize {_latex(entry.note)}}}" if entry.note else ""
+    return number + spread + interval + _latex(f" {entry.marks}" if entry.marks else "") + note
+
+
+HTML_STYLE = """
+.sheet { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
+.sheet caption { text-align: left; font-weight: 600; padding: .5rem 0; }
+.sheet th, .sheet td { padding: .25rem .6rem; text-align: right; white-space: nowrap; }
+.sheet th { font-weight: 500; color: #66707a; font-size: .85em; } .sheet .words { text-align: left; padding-left: 0; }
+.sheet th.group { text-align: center; border-bottom: 1px solid #b9bfc5; }
+.sheet thead tr:last-child th { border-bottom: 1px solid #1d2329; } .sheet td { border-bottom: 1px solid #e3e6e9; }
+.sheet td.first, .sheet th.first { padding-left: 1.4rem; } .sheet small { color: #66707a; font-size: .78em; }
+.sheet tr.oracle td { color: #66707a; font-style: italic; } .sheet td.partial { color: #9a6700; }
+.sheet tr.oracle.begins td { border-top: 1px solid #66707a; }
+.sheet td.partial small { color: inherit; display: block; } .sheet td.bug { color: #b3261e; font-weight: 600; }
+.sheet-notes { color: #66707a; max-width: 60rem; }
+"""
+
+
+def to_html(sheet: Sheet) -> str:
+    """`<table class="sheet">` a panel and a paragraph of notes, all escaped: a fragment, for a page with HTML_STYLE."""
+    notes = f'<p class="sheet-notes">{escape(" ".join(sheet.notes))}</p>\n' if sheet.notes else ""
+    return "".join("".join(_html_panel(panel)) for panel in sheet.panels) + notes
+
+
+def html_page(sheet: Sheet, title: str) -> str:
+    """`to_html` as a document of its own."""
+    font = 'body { font: 15px/1.5 system-ui, "Liberation Sans", sans-serif; color: #1d2329; margin: 2rem; }'
+    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+    return f"{head}<style>\n{font}{HTML_STYLE}</style>\n<h1>{escape(title)}</h1>\n{to_html(sheet)}</html>\n"
+
+
+def _html_panel(panel: Panel) -> Iterator[str]:
+    yield '<div class="scroll"><table class="sheet">\n'
+    if panel.title:
+        yield f"<caption>{escape(panel.title)}</caption>\n"
+    yield "<thead>\n"
+    depths = max(len(column.groups) for column in panel.columns)
+    firsts = {start for name, start, _ in _spans(panel.columns, depths - 1) if name} if depths else set()
+    for depth in range(depths):
+        spans = _spans(panel.columns, depth)
+        heads = (f'<th colspan="{size}"{_class("group" * bool(name))}>{escape(name)}</th>' for name, _, size in spans)
+        yield f"<tr>{''.join(heads)}</tr>\n"
+    classes = [" ".join(filter(None, ("words" * column.words, "first" * (index in firsts))))
+               for index, column in enumerate(panel.columns)]  # fmt: skip
+    heads = (f"<th{_class(kind)}>{escape(column.heading)}</th>"
+             for kind, column in zip(classes, panel.columns, strict=True))  # fmt: skip
+    yield f"<tr>{''.join(heads)}</tr>\n</thead>\n<tbody>\n"
+    before = ""
+    for line in panel.lines:
+        begins = " begins" * (line.kind == "oracle" != before)
+        cells = map(_in_html, line.entries, panel.columns, classes)
+        yield f'<tr class="{line.kind}{begins}">{"".join(cells)}</tr>\n'
+        before = line.kind
+    yield "</tbody></table></div>\n"
+
+
+def _class(names: str) -> str:
+    return f' class="{names}"' if names else ""
+
+
+def _in_html(entry: Entry, column: Column, classes: str) -> str:
+    state = " ".join(filter(None, (classes, "partial" * entry.partial, "bug" * entry.bug)))
+    number = f"<b>{escape(entry.text)}</b>" if entry.best else escape(entry.text)
+    interval = entry.interval if not column.groups else ""
+    small = [f"±{entry.spread}" if entry.spread else "", interval, entry.note]
+    title = f' title="95 % interval {escape(entry.interval)}"' if entry.interval else ""
+    parts = [number + "".join(f" <small>{escape(part)}</small>" for part in small if part), escape(entry.marks)]
+    return f"<td{_class(state)}{title}>{' '.join(filter(None, parts))}</td>"
+
+
+LAYOUTS: Mapping[str, Callable[[pd.DataFrame], Sheet]] = {"long": long, "paper": main}
+FORMATS: Mapping[str, Callable[[Sheet], str]] = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
