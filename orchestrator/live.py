@@ -66,7 +66,7 @@ class Live:
         progress = self._tally.progress(now, workers, to_score)
         self._view.update(progress)
         self._meter.show(progress, self._ledger.lag, mlflow_lag)
-        if workers != self._told and now >= self._tell_at and self._ledger.trouble is None:
+        if workers != self._told and (last or now >= self._tell_at) and self._ledger.trouble is None:
             self._told, self._tell_at = workers, now + TELL_SECONDS
             with suppress(OSError):
                 write_workers(self._ledger.folder, workers)

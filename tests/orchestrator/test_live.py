@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import live
 from orchestrator.ledger import Ledger, Sweep
-from orchestrator.standing import Standing, read_workers
+from orchestrator.standing import Standing, read_workers, write_workers
 from tests.orchestrator.conftest import Quiet, drive, plan_of
 from tests.orchestrator.fakes import Fakes
 from workers.store import place
@@ -58,17 +58,26 @@ def test_a_terminal_is_not_drawn_at_every_record_but_always_at_the_end(folder):
     assert view.shown[-1].finished
 
 
-def test_the_store_has_the_workers_by_model_and_state(folder):
-    drive(Fakes(), folder)
-    (states,) = read_workers(folder).values()
-    assert sum(states.values()) in (1, 2)
-    assert states.keys() <= {"busy", "idle", "loading"}
+def test_the_store_is_told_the_workers_by_model_and_state_until_there_are_none(folder, monkeypatch):
+    told = []
+
+    def tell(where, workers):
+        write_workers(where, workers)
+        told.append(read_workers(where))
+
+    monkeypatch.setattr(live, "write_workers", tell)
+    drive(Fakes(), folder, "limit=40")
+    at_work = [workers["tiny-sdar"] for workers in told if workers]
+    assert {"busy": 2} in at_work
+    assert all(sum(states.values()) <= 2 for states in at_work)
+    assert told[-1] == {}
 
 
 def test_the_workers_are_told_on_s3_too(s3):
-    drive(Fakes(), place("s3://bucket/runs/mine"))
-    assert read_workers(place("s3://bucket/runs/mine")).keys() == {"tiny-sdar"}
-    assert read_workers(place("s3://bucket/runs/other")) == {}
+    here = place("s3://bucket/runs/mine")
+    assert read_workers(here) == {}
+    write_workers(here, {"tiny-sdar": {"busy": 2}})
+    assert read_workers(here) == {"tiny-sdar": {"busy": 2}}
 
 
 def test_a_store_that_does_not_take_the_word_on_the_workers_ends_nothing(folder, monkeypatch):
