@@ -249,7 +249,7 @@ def test_every_verb_works_on_s3(s3, tmp_path, monkeypatch, capsys):
     assert len(longer.journal) == 1
     assert "scored 3 texts" in run("rescore", str(SWEEP), "--all")[1]
     assert "9 samples, 0 to run" in run("plan", "quickstart", *INLINE, "limit=3")[1]
-    assert run("watch", str(SWEEP)) == (0, "9/9 samples, 3/3 cells, done")
+    assert run("watch", str(SWEEP)) == (0, "9/9 samples, 3/3 cells, done, NFE 100.0, with spot b8 92.0 (1.09×)")
     assert not (tmp_path / "runs").exists()
 
 
