@@ -259,8 +259,16 @@ def test_a_malformed_file_is_one_line_with_the_key(tmp_path, capsys, change, wro
 def test_a_file_of_another_form_is_refused(tmp_path, text, wrong):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        published.read(published.find(str(tmp_path / "mine.yaml")))
+        published.read(tmp_path / "mine.yaml")
     assert str(error.value).startswith(f"{tmp_path / 'mine.yaml'}: {wrong}")
+
+
+def test_a_sweep_may_be_named_by_its_grid_file_and_a_file_that_is_not_there_is_a_mistake(tmp_path):
+    (tmp_path / "grid.yaml").write_text("name: first\nmodels: [tiny]\n")
+    assert published.named(str(tmp_path / "grid.yaml")) is None and published.named("first") is None
+    assert len(published.named("published")) > len(published.named("spot.yaml")) > 0
+    with pytest.raises(UserError, match=r"no.yaml: no such file; of published figures there are blockspec.yaml, "):
+        published.named("no.yaml")
 
 
 def test_a_range_that_is_none_is_refused(tmp_path):

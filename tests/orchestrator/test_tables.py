@@ -163,6 +163,15 @@ def test_the_main_table_fits_its_terminal_and_every_number_is_whole(width):
     assert text.count("oracle-positions †") == (4 if width == 80 else 1)  # the table goes on below where it is cut
 
 
+def test_headings_stand_over_their_columns_even_where_the_numbers_are_narrow():
+    plan = sweep(CONTROL, SPOT, FakeCell("e", "spot", 2000, task="arith"))
+    records = [decode("s", "r0", 2, 4), decode("s", "r1", 2, 4), control("c", "r0", 4), control("c", "r1", 4)]
+    _, task, budgets, names, first, *_ = printed(tables.main(merged(plan, records)), 80).splitlines()
+    ends = [match.end() for match in re.finditer(r"─+ budget \d+ ─+", budgets)]
+    assert ends == [match.end() for match in re.finditer("thr.", names)] and len(task.rstrip()) == ends[-1]
+    assert first[ends[0] - 4 : ends[0]] == "1.00"
+
+
 # ---- the long table
 
 
