@@ -2,12 +2,14 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import mlflow_store, tracking
 from orchestrator.config import ROOT
+from orchestrator.ledger import write_sweep
 from tests.fake_sweep import append, on_disk
 from tests.orchestrator.test_tracking import (
     CONTROL,
@@ -148,8 +150,9 @@ def test_ui_serves_the_runs_and_their_artifacts(mlflow_server, uri, tmp_path, sw
     import requests
 
     tracking.rebuild(uri, sweep.folder, DRAWINGS)
+    write_sweep(replace(sweep, config={**sweep.config, "mlflow": uri}))
     run_id = runs(uri)[SPOT.key].info.run_id
-    command = [sys.executable, str(ROOT / "launch.py"), "ui", "first", f"store={tmp_path}"]
+    command = [sys.executable, str(ROOT / "launch.py"), "ui", str(sweep.folder)]
     port = mlflow_store.free_port()
     with mlflow_server(command, tmp_path, port, PYTHONPATH=str(ROOT)) as address:
         assert f"{address} has MLflow at {uri}" in (tmp_path / "log").read_text()
