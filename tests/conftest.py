@@ -49,10 +49,15 @@ def no_mlflow_auth() -> str | None:
     return None if find_spec("flask_wtf") else "no Flask-WTF; pip install -e '.[services]'"
 
 
+def no_mlflow_server() -> str | None:
+    return None if os.environ.get("SPOT_SERVICES") else "it takes long to start; make test-services does"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "cluster-tools": no_cluster_tools,
     "mlflow-auth": no_mlflow_auth,
+    "mlflow-server": no_mlflow_server,
     "postgres": no_postgres,
     "slurm": no_slurm,
 }

@@ -87,6 +87,7 @@ def test_a_sweep_on_s3_mirrors_straight_into_postgres_with_artifacts_beside_its_
     assert sum(key.startswith("sweeps/mlartifacts/") for key in keys) == 6  # a table a cell, and four of the sweep
 
 
+@pytest.mark.service("mlflow-server")
 @pytest.mark.service("mlflow-auth")
 def test_a_server_that_asks_who_is_there_is_told_by_the_environment_and_says_no_in_one_line(
     mlflow_server, tmp_path, sweep, on_sqlite, monkeypatch, caplog
@@ -120,6 +121,7 @@ def test_a_server_that_asks_who_is_there_is_told_by_the_environment_and_says_no_
     assert [path for path in kept if b"wrong-and-secret" in path.read_bytes()] == []
 
 
+@pytest.mark.service("mlflow-server")
 def test_a_server_that_goes_away_and_comes_back_gets_what_it_missed(mlflow_server, tmp_path, monkeypatch):
     """A process of its own, ended and begun again on its port, as a machine that restarts."""
     monkeypatch.setattr(tracking.Mirror, "_work", lambda self: None)  # its turns are taken in this thread
@@ -145,6 +147,7 @@ def test_a_server_that_goes_away_and_comes_back_gets_what_it_missed(mlflow_serve
         assert statuses(uri) == dict.fromkeys([None, CONTROL.key, SPOT.key], "FINISHED")
 
 
+@pytest.mark.service("mlflow-server")
 def test_ui_serves_the_runs_and_their_artifacts(mlflow_server, uri, tmp_path, sweep):
     """`launch.py ui` as it is called, and what MLflow's page asks of it."""
     import requests
