@@ -719,6 +719,8 @@ def ui(
         print(uri)
         return
     port = str(mlflow_store.free_port())
+    for name, value in mlflow_store.ALONE.items():
+        os.environ.setdefault(name, value)
     where = ["--backend-store-uri", uri, "--default-artifact-root", root]
     command = [sys.executable, "-m", "mlflow", "ui", *where, "--port", port, "--workers", "1"]
     print(f"http://127.0.0.1:{port} has MLflow at {uri} in some seconds; Ctrl-C ends it", flush=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 EXPERIMENT = "spot-sweeps"
+ALONE = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # what `ui` does without
 
 
 def connect(uri: str) -> MlflowClient:

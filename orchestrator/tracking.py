@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 class Mirror:
     """Shows the ledger in MLflow, from a thread of its own. No method ever raises for what MLflow does.
 
-    `behind`, once finished, tells whether MLflow lacks something that the ledger has, `error` the last failure.
+    `behind` tells whether MLflow lacks something that the ledger has, as of the last turn or the end; `error` is the
+    last failure.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Mirror:
                 _log.warning("MLflow at %s is behind, the ledger has everything: %s", self._uri, self.error)
 
     def _turn(self, settles: bool = True) -> tuple[Runs, Projection]:
-        """Bring MLflow to what is durable by now; less, where the driver wants to end meanwhile."""
-        runs, projection = self._at = self._at or (self._connect(), self._project())
+        """Bring MLflow to what is durable by now."""
         pushed = self._pushed
         if self._durable_before is None:
             self._durable_before = count_lines(_sizes(self._folder) if self._before is None else self._before)
+        runs, projection = self._at = self._at or (self._connect(), self._project())
         if self._before is not None:
             catch_up(runs, projection, self._durable_before + pushed, self._count)
         else:  # what S3 has is durable
@@ -119,6 +120,7 @@ class Mirror:
             self._durable_before = projection.read - pushed
         if settles:
             runs.settle(projection)
+        self.behind = False
         return runs, projection
 
     def _count(self, lines: int) -> None:
@@ -127,6 +129,7 @@ class Mirror:
     def _finish(self) -> None:
         assert self._status is not None
         runs, projection = self._turn(settles=False)
+        self.behind = True  # until the ends are there, too
         runs.finish(projection, self._status)
         self.behind = False
 

@@ -69,6 +69,10 @@ def no_mlflow_auth() -> str | None:
     return None if find_spec("flask_wtf") else "no Flask-WTF; pip install -e '.[services]'"
 
 
+def no_mlflow_server() -> str | None:
+    return None if os.environ.get("SPOT_SERVICES") else "it takes long to start; make test-services does"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "chromium": no_chromium,
@@ -76,6 +80,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
     "minutes": too_long,
     "grafana-schema": no_grafana_schema,
     "mlflow-auth": no_mlflow_auth,
+    "mlflow-server": no_mlflow_server,
     "postgres": no_postgres,
     "prometheus": no_prometheus,
     "slurm": no_slurm,

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,7 @@ def bucket(monkeypatch) -> Iterator[str]:
     server.stop()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 180.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 400.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it takes too long"
@@ -79,7 +79,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 180.0) -> None:
 def serve(command: Sequence[str], folder: Path, port: int | None = None, **environment: str) -> Iterator[str]:
     """The address of the server that `command` starts in `folder`, by MLFLOW_PORT; it is ended with its workers."""
     port = port or free_port()
-    env, uri = os.environ | {"MLFLOW_PORT": str(port)} | environment, f"http://127.0.0.1:{port}"
+    env, uri = os.environ | mlflow_store.ALONE | {"MLFLOW_PORT": str(port)} | environment, f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True)
 
@@ -87,14 +87,15 @@ def serve(command: Sequence[str], folder: Path, port: int | None = None, **envir
         assert server.poll() is None, (folder / "log").read_text()
         try:
             return requests.get(f"{uri}/health", timeout=5).status_code in (200, 401)
-        except requests.ConnectionError:
+        except requests.RequestException:  # it is not there yet, or busy beginning
             return False
 
     try:
         wait_for(healthy)
         yield uri
     finally:
-        os.killpg(server.pid, 15)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, 15)
         server.wait(60)
 
 

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import mlflow_store, tracking
 from orchestrator.config import ROOT
+from orchestrator.ledger import write_sweep
 from tests.fake_sweep import append, on_disk
 from tests.orchestrator.test_tracking import (
     CONTROL,
@@ -85,6 +87,7 @@ def test_a_sweep_on_s3_mirrors_straight_into_postgres_with_artifacts_beside_its_
     assert sum(key.startswith("sweeps/mlartifacts/") for key in keys) == 6  # a table a cell, and four of the sweep
 
 
+@pytest.mark.service("mlflow-server")
 @pytest.mark.service("mlflow-auth")
 def test_a_server_that_asks_who_is_there_is_told_by_the_environment_and_says_no_in_one_line(
     mlflow_server, tmp_path, sweep, on_sqlite, monkeypatch, caplog
@@ -118,6 +121,7 @@ def test_a_server_that_asks_who_is_there_is_told_by_the_environment_and_says_no_
     assert [path for path in kept if b"wrong-and-secret" in path.read_bytes()] == []
 
 
+@pytest.mark.service("mlflow-server")
 def test_a_server_that_goes_away_and_comes_back_gets_what_it_missed(mlflow_server, tmp_path, monkeypatch):
     """A process of its own, ended and begun again on its port, as a machine that restarts."""
     monkeypatch.setattr(tracking.Mirror, "_work", lambda self: None)  # its turns are taken in this thread
@@ -143,13 +147,15 @@ def test_a_server_that_goes_away_and_comes_back_gets_what_it_missed(mlflow_serve
         assert statuses(uri) == dict.fromkeys([None, CONTROL.key, SPOT.key], "FINISHED")
 
 
+@pytest.mark.service("mlflow-server")
 def test_ui_serves_the_runs_and_their_artifacts(mlflow_server, uri, tmp_path, sweep):
     """`launch.py ui` as it is called, and what MLflow's page asks of it."""
     import requests
 
     tracking.rebuild(uri, sweep.folder, DRAWINGS)
+    write_sweep(replace(sweep, config={**sweep.config, "mlflow": uri}))
     run_id = runs(uri)[SPOT.key].info.run_id
-    command = [sys.executable, str(ROOT / "launch.py"), "ui", "first", f"store={tmp_path}"]
+    command = [sys.executable, str(ROOT / "launch.py"), "ui", str(sweep.folder)]
     port = mlflow_store.free_port()
     with mlflow_server(command, tmp_path, port, PYTHONPATH=str(ROOT)) as address:
         assert f"{address} has MLflow at {uri}" in (tmp_path / "log").read_text()
