@@ -637,6 +637,7 @@ def test_every_verb_that_reports_answers_in_one_line_of_json(capsys):
         ("status", "nowhere"),
         ("watch", "nowhere"),
         ("report", "nowhere"),
+        ("compare", "nowhere", "published"),
         ("rescore", "nowhere"),
         ("sync", "nowhere"),
         ("analyze",),
@@ -688,9 +689,9 @@ def test_a_disk_that_is_full_when_the_page_is_written_is_one_line(monkeypatch, c
     assert capsys.readouterr().err == "error: OSError: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "rescore", "sync", "analyze",
-                                  "models", "decode", "probe", "collect-traces", "train-drafter", "calibrate",
-                                  "calibrate-sets", "import-drafter"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "compare", "rescore", "sync",
+                                  "analyze", "models", "decode", "probe", "collect-traces", "train-drafter",
+                                  "calibrate", "calibrate-sets", "import-drafter"])  # fmt: skip
 def test_the_keys_of_an_answer_are_in_the_verbs_help(verb, capsys):
     assert launch.main([verb, "--help"]) == 0
     help_text = capsys.readouterr().out
