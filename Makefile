@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
+export PATH := $(PATH):/usr/sbin
 
 .PHONY: sweep test test-services lint lock
 
@@ -10,14 +11,16 @@ sweep: $(INSTALLED)
 	$(VENV)/bin/python launch.py run quickstart
 
 test: lint
-	$(VENV)/bin/python -m pytest -m "not ray and not byhand" -n 2 --dist loadfile
-	$(VENV)/bin/python -m pytest -m "ray and not byhand"
+	$(VENV)/bin/python -m pytest -m "not ray" -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -m "ray and not service"
 
 test-services: $(INSTALLED)
-	command -v bwrap && ls /usr/lib/postgresql/*/bin/initdb || \
-		{ SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes bubblewrap postgresql; }
+	which bwrap chromedriver prometheus slurmctld munged && ls /usr/lib/postgresql/*/bin/initdb || \
+		{ SUDO=$$(command -v sudo || true); $$SUDO apt-get update && $$SUDO apt-get install --yes \
+			bubblewrap chromium chromium-driver munge postgresql prometheus slurm-wlm; }
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,services]'
-	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and not byhand" -n 2 --dist loadfile
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and not ray" -n 2 --dist loadfile
+	SPOT_SERVICES=1 $(VENV)/bin/python -m pytest -m "service and ray"
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -44,12 +44,13 @@ from orchestrator.executors import (
 )
 from orchestrator.grid import decode_spec
 from orchestrator.ledger import FULL, Ledger, Sweep, has_sweep, holder, read_sweep, write_sweep
+from orchestrator.metrics import Metered, Metrics
 from orchestrator.plan import Backend, Plan, backend, load_tasks, make_plan, make_sweep
-from orchestrator.progress import counter, view
+from orchestrator.progress import counter, view, workers_line
 from orchestrator.rescore import Rescored, TextCounts, any_unscored, check_canaries, check_data
 from orchestrator.rescore import rescore as score_again
 from orchestrator.scoring import LocalScorers, RayScorers, Scorers
-from orchestrator.standing import failures_table, follow, states_table
+from orchestrator.standing import failures_table, follow, read_workers, states_table
 from orchestrator.traces import load_traces, made_of, make_shards, trace_tasks
 from workers.store import Place, StoreError, open_store, place
 from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
@@ -253,12 +254,8 @@ def _run(config: Config, source: Source, workers: Backend, retry_failed: bool, f
         print(f"{stopped}; go on with: {_command('resume', config.folder)}", file=sys.stderr)
         answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=code)
         return code
-    except OSError as error:  # a full disk, a store that is gone: what was recorded before is kept
-        why = str(error) if isinstance(error, StoreError) else one_line(error)
-        stopped = f"{config.folder}: the sweep cannot go on ({why})"
-        print(f"error: {stopped}; then: {_command('resume', config.folder)}", file=sys.stderr)
-        answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=Exit.GAVE_UP)
-        return Exit.GAVE_UP
+    except OSError as error:
+        return _cannot_go_on(config, error, "sweep", "resume", answer)
     results = _print_outcome(console, outcome, config)
     answer.update(sweep=config.name, folder=str(config.folder), exit_code=outcome.exit_code, **_outcome(outcome))
     answer.update(results)
@@ -271,15 +268,25 @@ def _drive(console: Console, plan: Plan, workers: Backend, count: int, retry_fai
         pending = any(plan.waves(ledger.results(), retry_failed))
         mirror, say = _mirror(_amend(console, plan, workers, pending)), partial(_print, console)
         try:
-            with view(console) as shown:
+            with view(console, config.name) as shown:
                 make_executor = partial(_executor, config, workers, count)
                 make_scorers = partial(_scorers, config, workers, count)
-                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say)
+                meter = Metrics(config.name) if _on_cluster(config) else None
+                driver = Driver(plan, ledger, make_executor, make_scorers, mirror, shown, say, meter=meter)
                 return driver.run(retry_failed, fail_fast)
         finally:
             if mirror.behind:
                 why = mirror.error or "it did not answer in time"
                 say(f"MLflow lacks this sweep ({why}); bring it up with: {_command('sync', config.folder)}")
+
+
+def _cannot_go_on(config: Config, error: OSError, what: str, verb: str, answer: Answer) -> Exit:
+    """A full disk, a store that is gone: what was recorded before is kept."""
+    why = str(error) if isinstance(error, StoreError) else one_line(error)
+    stopped = f"{config.folder}: the {what} cannot go on ({why})"
+    print(f"error: {stopped}; then: {_command(verb, config.folder)}", file=sys.stderr)
+    answer.update(sweep=config.name, folder=str(config.folder), error=stopped, exit_code=Exit.GAVE_UP)
+    return Exit.GAVE_UP
 
 
 def _outcome(outcome: Outcome) -> Answer:
@@ -331,7 +338,13 @@ def _changed_sources(name: str) -> str:
 def _executor(config: Config, workers: Backend, count: int) -> Executor:
     if config.workers.executor == "inline":
         return InlineExecutor(workers.make_worker, count)
-    return RayExecutor(workers.make_worker, config.workers, count, wanted_scorers(config.workers, count))
+    make_worker = Metered(workers.make_worker, config.name) if _on_cluster(config) else workers.make_worker
+    return RayExecutor(make_worker, config.workers, count, wanted_scorers(config.workers, count))
+
+
+def _on_cluster(config: Config) -> bool:
+    """Whether there is a Ray that somebody may watch, and not one that is here for this sweep alone."""
+    return config.workers.executor == "ray" and config.workers.address is not None
 
 
 def _scorers(config: Config, workers: Backend, decoding: int) -> Scorers:
@@ -352,10 +365,9 @@ def _mirror(sweep: Sweep) -> Mirror:
     uri = sweep.config["mlflow"]
     if uri is None:
         return NoMirror()
-    from dashboards.report import write_report
     from orchestrator import tracking
 
-    return tracking.Mirror(uri, sweep, write_report)
+    return tracking.Mirror(uri, sweep, _drawings())
 
 
 @app.command()
@@ -391,6 +403,8 @@ def rescore(
     except KeyboardInterrupt:
         print("stopped; the scores that were made are kept, and the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
+    except OSError as error:
+        raise typer.Exit(_cannot_go_on(config, error, "scoring", "rescore", answer)) from None
     _print_rescored(console, found)
     if found.scored and config.mlflow is not None:
         _try_sync(console, folder, config.mlflow)
@@ -485,21 +499,22 @@ def status(
     """How far a sweep is, read from its ledger: works with or without a driver, starts nothing.
 
     JSON: sweep, folder, driver, finished, cells, cells_done, samples, samples_done, failed, rate, seconds_left, nfe,
-    to_score, causes, texts, states, failures ([{cause, error, count, cells, rows}]), table.
+    nfe_ratio, workers (by model and state), to_score, causes, texts, states, failures ([{cause, error, count, cells,
+    rows}]), table.
     """
     answer = context.with_resource(answering(as_json))
     folder = _viewed(name, overrides)
     driver, standing, console = holder(folder), next(follow(folder)), Console()
-    answer.update(standing.as_dict(driver, time.time()))
+    shown = standing.progress(time.time(), read_workers(folder) if driver else {})
+    answer.update(standing.as_dict(driver, shown))
     failures = standing.failures()
     if not failed:
         console.print(states_table(standing.states))
     if failures:
         console.print(failures_table(failures))
-    shown = standing.progress(time.time())
     done = f"{shown.samples_done - shown.failed}/{shown.samples} samples, {shown.failed} failed"
     who = f"a driver is at work ({driver})" if driver else "no driver is running"
-    _print(console, f"{done}, {_texts(standing.texts)}; {who}")
+    _print(console, "; ".join(filter(None, (f"{done}, {_texts(standing.texts)}", who, workers_line(shown)))))
 
 
 @app.command()
@@ -509,18 +524,19 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
     Exit code 0 once it is complete, 1 if samples failed or the driver is gone before the end.
 
     JSON: a line whenever something has changed: sweep, driver, finished, cells, cells_done, samples, samples_done,
-    failed, rate, seconds_left, nfe, to_score, causes.
+    failed, rate, seconds_left, nfe, nfe_ratio, workers (by model and state), to_score, causes.
     """
     stdout = sys.stdout
     context.with_resource(answering(as_json, once=False))
     folder, console, said = _viewed(name, overrides), Console(), ""
     standings = follow(folder)
-    with view(console) as shown:
+    with view(console, folder.name) as shown:
         while True:
             driver = holder(folder)  # first: what it writes before it ends is read then
-            standing, now = next(standings), time.time()
-            shown.update(standing.progress(now))
-            line = json.dumps(standing.line(driver, now), ensure_ascii=False)
+            standing = next(standings)
+            progress = standing.progress(time.time(), read_workers(folder) if driver else {})
+            shown.update(progress)
+            line = json.dumps(standing.line(driver, progress), ensure_ascii=False)
             if as_json and line != said:
                 print(said := line, file=stdout, flush=True)
             if driver is None or standing.ended:
@@ -638,7 +654,15 @@ def compare(
 
 
 @app.command()
-def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def sync(
+    context: typer.Context,
+    name: SweepName,
+    overrides: Overrides = None,
+    anew: Annotated[
+        bool, typer.Option("--rebuild", help="Delete this sweep's runs there, and make them anew.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Bring MLflow to what the ledger says, after a run without it. Not while a driver is at work.
 
     JSON: folder, mlflow.
@@ -648,21 +672,29 @@ def sync(context: typer.Context, name: SweepName, overrides: Overrides = None, a
     uri = _mlflow(read_sweep(folder))
     if driver := holder(folder):
         raise UserError(str(folder), "", f"a driver is at work ({driver}) and keeps MLflow up to date; wait for it")
-    _sync(folder, uri)
+    _sync(folder, uri, anew)
     _print(Console(), f"MLflow at {uri} has all of {folder}")
     answer.update(folder=str(folder), mlflow=uri)
 
 
-def _sync(folder: Place, uri: str) -> None:
-    from dashboards.report import write_report
+def _sync(folder: Place, uri: str, anew: bool = False) -> None:
     from orchestrator import tracking
 
     try:
-        tracking.rebuild(uri, folder, write_report)
+        tracking.rebuild(uri, folder, _drawings(), anew)
     except UserError:
         raise
     except Exception as error:  # whatever MLflow and its database make of it
-        raise UserError(str(folder), "mlflow", f"{uri}: {one_line(error)}") from None
+        raise UserError(str(folder), "mlflow", f"{uri}: {tracking.why(error)}") from None
+
+
+def _drawings() -> Any:
+    """What dashboards/ draws for MLflow."""
+    from dashboards import mlflow_plots
+    from dashboards.report import write_report
+    from orchestrator.tracking import Drawings
+
+    return Drawings(write_report, mlflow_plots.of_cell, mlflow_plots.of_sweep)
 
 
 def _try_sync(console: Console, folder: Place, uri: str) -> None:
@@ -678,22 +710,32 @@ def ui(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sweep, or grid, whose store to show.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Browse the results in MLflow's own interface."""
-    uri = _store_of(name, overrides or []) if name else f"sqlite:///{Config.store}/mlflow.db"
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
-    print(" ".join(["mlflow", *command[3:]]), flush=True)
+    """Browse the results in MLflow's own interface: a server on this machine, or the address of the one there is."""
+    from orchestrator import mlflow_store
+
+    uri, store = _store_of(name, overrides or []) if name else (f"sqlite:///{Config.store}/mlflow.db", Path("."))
+    if (database := mlflow_store.database(uri)) and not database.is_file():
+        remedy = "run a sweep, or make it of a sweep's records with: python launch.py sync NAME"
+        raise UserError(COMMAND_LINE, name or "ui", f"no MLflow database {database} yet; {remedy}")
+    if (root := mlflow_store.artifact_root(uri, store)) is None:
+        print(uri)
+        return
+    port = str(mlflow_store.free_port())
+    where = ["--backend-store-uri", uri, "--default-artifact-root", root]
+    command = [sys.executable, "-m", "mlflow", "ui", *where, "--port", port, "--workers", "1"]
+    print(f"http://127.0.0.1:{port} has MLflow at {uri} in some seconds; Ctrl-C ends it", flush=True)
     os.execv(command[0], command)
 
 
-def _store_of(name: str, overrides: Sequence[str]) -> str:
-    """The MLflow store of the sweep `name`, or the one that the grid `name` would write to."""
+def _store_of(name: str, overrides: Sequence[str]) -> tuple[str, Place]:
+    """The MLflow store of the sweep `name`, or the one that the grid `name` would write to; and its sweep store."""
     folder = _folder(name, overrides)
     if has_sweep(folder):
-        return _mlflow(read_sweep(_viewed(name, overrides)))
-    uri = configs.load(name, overrides)[0].mlflow
-    if uri is None:
+        return _mlflow(read_sweep(_viewed(name, overrides))), folder.parent
+    config = configs.load(name, overrides)[0]
+    if config.mlflow is None:
         raise UserError(COMMAND_LINE, "mlflow", "this grid keeps no MLflow store (mlflow: null)")
-    return uri
+    return config.mlflow, config.folder.parent
 
 
 @app.command()
@@ -1332,8 +1374,16 @@ def _print(console: Console, text: str, markup: str = "") -> None:
 def _command(*words: str | Place) -> str:
     """The command line that continues with `words`, as it works when pasted here, in an activated venv or not."""
     python = Path(sys.executable)
-    program = os.path.relpath(python) if python.is_relative_to(ROOT / ".venv") else "python"
-    return shlex.join([program, os.path.relpath(ROOT / "launch.py"), *map(str, words)])
+    program = _from_here(python) if python.is_relative_to(ROOT / ".venv") else "python"
+    return shlex.join([program, _from_here(ROOT / "launch.py"), *map(str, words)])
+
+
+def _from_here(path: Path) -> str:
+    """As short as it can be; the folder that one is in may have been deleted."""
+    try:
+        return os.path.relpath(path)
+    except FileNotFoundError:
+        return str(path)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from decode import machine  # noqa: E402
 from forward import SHAPES, fill, skeleton  # noqa: E402
 
-from orchestrator.results import ratio_interval  # noqa: E402
+from orchestrator.results import Terms, ratio  # noqa: E402
 from spot import targets  # noqa: E402
 from spot.decoder import Settings, decode  # noqa: E402
 from spot.noise import Noise  # noqa: E402
@@ -159,7 +159,7 @@ def compare(name: str, asked: argparse.Namespace) -> list[str]:
         tokens += len(texts["loop"]) - len(prompt)
     print(file=sys.stderr)
     mine, theirs = seconds.sum(0)
-    low, high = ratio_interval(seconds[:, 1], seconds[:, 0])
+    _, low, high = ratio([Terms(np.arange(len(seconds)), seconds[:, 1], seconds[:, 0])])
     interval = f" ({low:.2f}–{high:.2f})" if low is not None else ""
     speeds = [f"{tokens / mine:.1f}", f"{tokens / theirs:.1f}", f"{theirs / mine:.2f}{interval}"]
     return [name, str(len(prompts)), str(tokens), *speeds, f"{agree}/{len(prompts)}"]

@@ -22,7 +22,7 @@ from decode import machine  # noqa: E402
 from orchestrator import config as configs  # noqa: E402
 from orchestrator.grid import decode_spec  # noqa: E402
 from orchestrator.plan import backend, make_plan  # noqa: E402
-from orchestrator.results import ratio_interval  # noqa: E402
+from orchestrator.results import Terms, ratio  # noqa: E402
 from spot.drafters.spot_auto import SpotAuto  # noqa: E402
 from workers.work import MethodTask, SampleTask  # noqa: E402
 from workers.worker import Worker  # noqa: E402
@@ -79,9 +79,8 @@ def _report(
     for method, total in zip(methods, seconds.sum(0), strict=True):
         yield f"| {method.cell} | {1000 * total / len(seconds):.0f} |"
     best = 1 + int(seconds[:, 1:].sum(0).argmin())
-    ratio = seconds[:, best].sum() / seconds[:, 0].sum()
-    low, high = ratio_interval(seconds[:, best], seconds[:, 0])
-    yield f"\nThroughput over {methods[best].cell}, the best fixed budget: {ratio:.3f} ({low:.3f}–{high:.3f})\n"
+    speed, low, high = ratio([Terms(np.arange(len(seconds)), seconds[:, best], seconds[:, 0])])
+    yield f"\nThroughput over {methods[best].cell}, the best fixed budget: {speed:.3f} ({low:.3f}–{high:.3f})\n"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ if ! ray status --address 127.0.0.1:6379 >/dev/null 2>&1; then # a second `ray u
     scaling=()
     if [ -e ~/ray_bootstrap_config.yaml ]; then scaling=(--autoscaling-config="$HOME/ray_bootstrap_config.yaml"); fi
     ulimit -n 65536 || true
+    export RAY_worker_niceness=0 # decoding is what the machines are for
     ray start --head --port=6379 --dashboard-host=127.0.0.1 "${scaling[@]}"
 fi
 

@@ -20,7 +20,6 @@ if ! command -v bwrap >/dev/null && command -v apt-get >/dev/null; then
 fi
 [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
 if [ ! .venv/ready -nt constraints.txt ] || [ ! .venv/ready -nt pyproject.toml ]; then
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
-        --constraint constraints.txt --editable '.[postgres]'
+    .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[postgres]'
     touch .venv/ready
 fi

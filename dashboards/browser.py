@@ -1,14 +1,15 @@
 """What the report page's sample browser and replay show: a choice of a sweep's samples, small enough for a page.
 
-Bugs, rounding differences and failures come first, up to MOST_ODD a cell, then the first ROWS rows of every cell, row
-after row, until SAMPLE_BYTES are full; replays, a cell of every group in turn, until REPLAY_BYTES are. For browser.js.
+Bugs, rounding differences and failures come first, up to MOST_ODD a cell and half of SAMPLE_BYTES, then the first ROWS
+rows of every cell, row after row, until these are full; replays, a cell of every group in turn, until REPLAY_BYTES are.
+The page gives `data` to browser.js.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from orchestrator.ledger import Sweep
 
 ROWS = 20
 MOST_ODD = 5
-SAMPLE_BYTES = 3_000_000
+SAMPLE_BYTES = 3_500_000
 REPLAY_BYTES = 2_000_000
 Replays = Callable[[str, str], Mapping[str, Any] | None]
 """By cell key and row id: the replay (workers/replay.py) that a record keeps, None where it has none."""
@@ -51,11 +52,12 @@ def shown(sweep: Sweep, samples: pd.DataFrame, replays: Replays) -> Shown:
         for task, row, sha, text in samples[["task", "row", "text_sha", "text"]].itertuples(index=False)
         if isinstance(text, str)
     }
-    for position in _choice(sweep, samples):
-        record = samples.iloc[position].to_dict()
-        made.add(record, texts.get((record["task"], record["row"], record["control_sha"])))
-        if made.size > SAMPLE_BYTES:
-            break
+    for most, positions in zip((SAMPLE_BYTES // 2, SAMPLE_BYTES), _choice(sweep, samples), strict=True):
+        for position in positions:
+            if made.size > most:
+                break
+            record = samples.iloc[position].to_dict()
+            made.add(record, texts.get((record["task"], record["row"], record["control_sha"])))
     made.replay(replays)
     data = {
         "axes": [*_AXES, "method", "budget"],
@@ -79,24 +81,24 @@ def embedded(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _choice(sweep: Sweep, samples: pd.DataFrame) -> Iterator[int]:
-    """Positions in `samples`, the most wanted first."""
+def _choice(sweep: Sweep, samples: pd.DataFrame) -> tuple[list[int], list[int]]:
+    """Positions in `samples`, the most wanted first: of those that are odd, and of the first rows."""
     cells = {cell.key: number for number, cell in enumerate(sweep.cells)}
     groups = {axes: number for number, axes in enumerate(dict.fromkeys(_group(cell) for cell in sweep.cells))}
     group = {cell.key: groups[_group(cell)] for cell in sweep.cells}
     first = {ids: {row: at for at, row in enumerate(ids[:ROWS])} for ids in set(sweep.rows.values())}
-    odd: Counter[tuple[str, str]] = Counter()
-    wanted = []
+    seen: Counter[tuple[str, str]] = Counter()
+    odd, usual = [], []
     fields = zip(*(samples[name] for name in ("cell", "row", "status", "difference")), strict=True)
     for position, (cell, row, status, difference) in enumerate(fields):
         kind = difference or ("failed" if status != "ok" else None)
         if kind:
-            odd[cell, kind] += 1
-        if kind and odd[cell, kind] <= MOST_ODD:
-            wanted.append((_ODD.index(kind), 0, group[cell], cells[cell], position))
+            seen[cell, kind] += 1
+        if kind and seen[cell, kind] <= MOST_ODD:
+            odd.append((_ODD.index(kind), seen[cell, kind], group[cell], cells[cell], position))
         elif (at := first[sweep.rows[cell]].get(row)) is not None:
-            wanted.append((len(_ODD), at, group[cell], cells[cell], position))
-    return (position for *_, position in sorted(wanted))
+            usual.append((at, group[cell], cells[cell], position))
+    return [place[-1] for place in sorted(odd)], [place[-1] for place in sorted(usual)]
 
 
 def _group(cell: Any) -> tuple[Any, ...]:

@@ -87,8 +87,9 @@ class Workers:
     `scorers` is how many texts are scored at once beside decoding; "auto" takes the cores left over, 1 to 8.
     `per_gpu` workers share a GPU: more texts an hour, and no timing worth the name.
 
-    In seconds: a worker that makes no pass and delivers nothing for `hang_timeout` is ended; a cluster without a worker
-    is waited for up to `scale_timeout`; what is in flight has `grace` to end after SIGTERM.
+    In seconds: a worker that makes no pass and delivers nothing for `hang_timeout` is ended, and so is one that has not
+    loaded its model, fetched first if need be, in `load_timeout`; a cluster without a worker is waited for up to
+    `scale_timeout`; what is in flight has `grace` to end after SIGTERM.
     """
 
     device: str = "cpu"
@@ -99,6 +100,7 @@ class Workers:
     scorers: int | str = "auto"
     per_gpu: int = 1
     hang_timeout: float = 600.0
+    load_timeout: float = 3600.0
     scale_timeout: float = 600.0
     grace: float = 20.0
 
@@ -554,7 +556,7 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "workers.count", counted, f"{workers.count!r}: 'auto' or one worker or more"
     scored = workers.scorers == "auto" or (isinstance(workers.scorers, int) and workers.scorers > 0)
     yield "workers.per_gpu", workers.per_gpu > 0, f"{workers.per_gpu}: one worker or more"
-    for key in ("hang_timeout", "scale_timeout", "grace"):
+    for key in ("hang_timeout", "load_timeout", "scale_timeout", "grace"):
         yield f"workers.{key}", getattr(workers, key) > 0, f"{getattr(workers, key)}: seconds, more than 0"
     tolerated = config.tolerate is None or 0 <= config.tolerate <= 1
     yield "tolerate", tolerated, f"{config.tolerate}: a share of the samples, 0 to 1, or null for however many"

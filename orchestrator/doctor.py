@@ -24,7 +24,7 @@ from orchestrator.executors import OBJECT_STORE_BYTES, check_room, one_line
 
 GB = 1e9
 ROOM_GB = 2.0  # that a sweep's ledger and report, or Ray's logs, may take
-FULLEST = 0.95  # of a disk: Ray starts nothing more beyond it (RAY_local_fs_capacity_threshold)
+FULLEST = 0.95  # of a disk, all but what is free for us: Ray starts nothing more beyond (local_fs_capacity_threshold)
 ANSWER_SECONDS = 10.0
 SHARED_MEMORY = Path("/dev/shm")
 SECRET = re.compile(r"(?<=://)[^/@\s]+@")  # user:password@ of an address
@@ -169,11 +169,11 @@ def store(where: str) -> str:
 
 
 def mlflow(uri: str | None) -> str:
-    """That the server, or the database, answers. A SQLite file is made by the first sweep."""
+    """That the server, or the database, answers. A SQLite file is made by the first sweep, and its folder."""
     if uri is None:
         return "none is kept (mlflow: null)"
     if uri.startswith("sqlite:///"):
-        return f"{uri}, {'there' if Path(uri.removeprefix('sqlite:///')).is_file() else 'made by the first sweep'}"
+        return _sqlite(uri)
     try:
         (_server if uri.startswith("http") else _database)(uri)
     except ModuleNotFoundError as error:
@@ -182,6 +182,21 @@ def mlflow(uri: str | None) -> str:
         remedy = "start it (clusters/mlflow.sh), or sweep on and bring it up later with: launch.py sync NAME"
         raise Wrong(f"{uri} does not answer ({one_line(error)})", remedy) from None
     return f"{uri} answers"
+
+
+def _sqlite(uri: str) -> str:
+    file = Path(uri.removeprefix("sqlite:///")).absolute()
+    there, remedy = _there(file), "choose another, mlflow=sqlite:///FILE, or null for none"
+    if there.is_dir() == (there == file):
+        raise Wrong(f"{uri}: {there} is {'a folder' if there == file else 'no folder'}", remedy)
+    if not os.access(there, os.W_OK):
+        raise Wrong(f"{uri}: {there} is read-only", remedy)
+    return f"{uri}, {'there' if there == file else 'made by the first sweep'}"
+
+
+def _there(path: Path) -> Path:
+    """`path`, or the nearest above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _server(uri: str) -> None:
@@ -267,10 +282,10 @@ def disk(config: Config) -> str:
         places[HF_HUB_CACHE] = (weights, "HF_HOME=FOLDER")
     said = []
     for place, (least, remedy) in places.items():
-        there = next(folder for folder in (Path(place).absolute(), *Path(place).absolute().parents) if folder.exists())
-        total, used, free = shutil.disk_usage(there)
-        said.append(f"{place}: {free / GB:.1f} GB free, {used / total:.0%} full")
-        if free < least * GB or used > FULLEST * total:
+        total, _, free = shutil.disk_usage(_there(Path(place).absolute()))
+        full = 1 - free / total
+        said.append(f"{place}: {free / GB:.1f} GB free, {full:.0%} full")
+        if free < least * GB or full > FULLEST:
             wrong = f"{said[-1]}; {least:.0f} GB wanted, and Ray wants it at most {FULLEST:.0%} full"
             raise Wrong(wrong, f"make room, or use another disk: {remedy}")
     return ", ".join(said)

@@ -9,7 +9,6 @@ import math
 import signal
 import socket
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from orchestrator.executors import Died, Event, Executor, Finished, Joined, Left
 from orchestrator.grid import Cell
 from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, Record, end_status
+from orchestrator.live import Live, Meter, NoMeter
 from orchestrator.plan import Plan
-from orchestrator.progress import Progress, View
+from orchestrator.progress import View
 from orchestrator.rescore import TextCounts, text_counts
 from orchestrator.schedule import Assign, Decision, Job, Schedule, Start
 from orchestrator.scoring import Scorers, Scoring
@@ -38,11 +38,17 @@ GRACE_SECONDS = 5.0  # after Ctrl-C, for the scores that come soon; `resume` mak
 class Mirror(Protocol):
     """Where durable records are shown besides the ledger: orchestrator.tracking.Mirror, or nothing.
 
-    `behind` once finished: whether it lacks something that the ledger has; `error` says why.
+    `behind` once finished: whether it lacks something that the ledger has; `error` says why. `lag` is how many of the
+    records that it was given it has not shown yet.
     """
 
     behind: bool
     error: str | None
+
+    @property
+    def lag(self) -> int:
+        """As above."""
+        ...
 
     def push(self, decodes: list[Record], scores: list[Record]) -> None:
         """Take the records; never blocks, never raises."""
@@ -56,6 +62,7 @@ class NoMirror:
 
     behind = False
     error: str | None = None
+    lag = 0
 
     def push(self, decodes: list[Record], scores: list[Record]) -> None: ...
 
@@ -123,10 +130,12 @@ class Driver:
         view: View,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        meter: Meter | None = None,
     ) -> None:
-        self._plan, self._ledger, self._mirror, self._view = plan, ledger, mirror, view
+        self._plan, self._ledger, self._mirror = plan, ledger, mirror
         self._make_executor, self._say, self._clock = make_executor, say, clock
-        self._tally = Tally(plan, ledger)
+        self._live = Live(plan, ledger, view, meter or NoMeter())
+        self._ran = self._failures = 0  # records of this run, and those of them that are failures
         self._scoring = Scoring(plan.cells, plan.tasks, ledger, make_scorers, clock)
         self._until = self._scores_until = math.inf
         self._patience = Patience(plan.config.workers.scale_timeout, say)
@@ -185,11 +194,11 @@ class Driver:
         try:
             if not schedule.finished:
                 executor = self._make_executor()
-            self._tally.begin(self._clock())
             self._on_first_signal = partial(self._drain, schedule)
             while executor is not None and not schedule.finished and self._clock() < self._until:
                 self._turn(schedule, executor)
             self._finish_scores(schedule, executor)
+            self._show(schedule, last=True)
         finally:
             self._scoring.close()
             if executor is not None:
@@ -232,9 +241,9 @@ class Driver:
             self._scoring.turn(WAIT_SECONDS)
             self._show(schedule)
 
-    def _show(self, schedule: Schedule) -> None:
+    def _show(self, schedule: Schedule, last: bool = False) -> None:
         self._publish()
-        self._view.update(self._tally.progress(self._clock(), schedule, self._scoring.left))
+        self._live.show(self._clock(), schedule.states(), self._scoring.left, self._mirror.lag, last)
 
     def _take(self, event: Event, schedule: Schedule) -> None:
         if isinstance(event, Died):
@@ -247,7 +256,7 @@ class Driver:
         self._count_failures(schedule)
 
     def _count_failures(self, schedule: Schedule) -> None:
-        failed, tolerate = self._tally.failed, self._plan.config.tolerate
+        failed, tolerate = self._failures, self._plan.config.tolerate
         if failed and self._fail_fast:
             schedule.drain()
         if tolerate is not None and failed > tolerate * self._plan.samples:
@@ -258,7 +267,9 @@ class Driver:
         """Append them all, then have them scored: a method's text may be in its control's record."""
         accepted = [record for record in records if self._ledger.append(record)]
         for record in accepted:
-            self._tally.add(record)
+            self._live.add(record, self._clock())
+            self._ran += 1
+            self._failures += record["status"] != "ok"
             if record.get("difference") == "bug":
                 self._say(f"bug: {self._plan.cells[record['cell']].label}, row {record['row']}: not the control's text")
         self._scoring.want(accepted)
@@ -280,7 +291,7 @@ class Driver:
         results = self._ledger.results()
         held = [(cell, row, results[cell.key, row]) for cell, row in samples if (cell.key, row) in results]
         return Outcome(
-            ran=self._tally.ran,
+            ran=self._ran,
             ignored=self._ledger.ignored,
             failed=tuple((cell, row, record["error"]) for cell, row, record in held if record["status"] == "failed"),
             bugs=tuple((cell, row) for cell, row, record in held if record.get("difference") == "bug"),
@@ -368,65 +379,3 @@ def failure(task: SampleTask, method: MethodTask, error: str, cause: Cause, now:
         "started": now,
         "finished": now,
     }
-
-
-class Tally:
-    """Running counts for the progress display, O(1) a record."""
-
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        self._plan = plan
-        self._left = {key: len(rows) for key, rows in plan.rows.items()}
-        self._failed: set[tuple[str, str]] = set()
-        self._held: set[tuple[str, str]] = set()
-        self._nfe: dict[str, Counter[str]] = defaultdict(Counter)
-        self._began: float | None = None
-        self._cells_done = 0
-        self.ran = 0
-        self.failed = 0  # records of this run
-        planned = {(key, row) for key, rows in plan.rows.items() for row in rows}
-        for sample in planned & ledger.results().keys():
-            self._count(ledger.results()[sample])
-
-    def begin(self, now: float) -> None:
-        """Work starts: the rate counts from here."""
-        self._began = now
-
-    def add(self, record: Record) -> None:
-        """A record of this run."""
-        self.ran += 1
-        self.failed += record["status"] != "ok"
-        self._count(record)
-
-    def _count(self, record: Record) -> None:
-        sample = (record["cell"], record["row"])
-        if sample not in self._held:
-            self._held.add(sample)
-            self._left[record["cell"]] -= 1
-            self._cells_done += not self._left[record["cell"]]
-        if record["status"] != "ok":
-            self._failed.add(sample)
-            return
-        self._failed.discard(sample)
-        self._nfe[_method(self._plan.cells[record["cell"]])].update(passes=record["nfe"], samples=1)
-
-    def progress(self, now: float, schedule: Schedule, to_score: int) -> Progress:
-        """What to show now."""
-        elapsed = now - self._began if self._began is not None else 0.0
-        rate = self.ran / elapsed if elapsed > 0 else 0.0
-        left = self._plan.samples - len(self._held)
-        return Progress(
-            cells_done=self._cells_done,
-            cells=len(self._left),
-            samples_done=len(self._held),
-            samples=self._plan.samples,
-            failed=len(self._failed),
-            rate=rate,
-            seconds_left=left / rate if rate > 0 else None,
-            workers=schedule.states(),
-            nfe={method: count["passes"] / count["samples"] for method, count in sorted(self._nfe.items())},
-            to_score=to_score,
-        )
-
-
-def _method(cell: Cell) -> str:
-    return "control" if cell.is_control else f"{cell.drafter} b{cell.budget}"

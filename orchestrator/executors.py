@@ -195,6 +195,7 @@ class RayExecutor:
         self._calls: dict[Any, tuple[int, int | None]] = {}  # ref -> (worker, job, or None for `ready`), oldest first
         self._asked: dict[Any, int] = {}  # ref of a `passes` -> worker
         self._watchdog = Watchdog(workers.hang_timeout)
+        self._loading = Watchdog(workers.load_timeout)  # none of these is asked anything: loading counts no passes
         self._fleet = Fleet(workers) if workers.address is not None else None
         self._events: list[Event] = list(map(Joined, range(count))) if self._fleet is None else []
         self._looked = -math.inf
@@ -205,6 +206,7 @@ class RayExecutor:
         host = self._ray.remote(**self._options(worker))(Host)
         self._actors[worker] = host.remote(self._make_worker, model)
         self._calls[self._actors[worker].ready.remote()] = (worker, None)
+        self._loading.alive(worker, time.monotonic())
 
     def submit(self, worker: int, job: int, task: Work) -> None:
         if not any(busy == worker for busy, _ in self._calls.values()):
@@ -260,6 +262,7 @@ class RayExecutor:
         except Exception as error:
             return Died(worker, reason(error), death_cause(error))
         if job is None:
+            self._loading.forget(worker)
             return Started(worker)
         if any(busy == worker for busy, _ in self._calls.values()):
             self._watchdog.alive(worker, time.monotonic())
@@ -275,13 +278,16 @@ class RayExecutor:
                 self._watchdog.answered(worker, self._ray.get(ref), time.monotonic())
             except Exception:  # it died of something that its `run` will tell
                 continue
-        to_ask, hung = self._watchdog.due(time.monotonic())
+        to_ask, silent = self._watchdog.due(time.monotonic())
         for worker in set(to_ask) - set(self._asked.values()):
             self._asked[self._actors[worker].passes.options(concurrency_group=PULSE).remote()] = worker
+        _, loading = self._loading.due(time.monotonic())
+        no_pass = f"no pass and no delivery for {self._workers.hang_timeout:g} s (workers.hang_timeout)"
+        not_loaded = f"its model is not loaded after {self._workers.load_timeout:g} s (workers.load_timeout)"
+        hung = dict.fromkeys(silent, no_pass) | dict.fromkeys(loading, not_loaded)
         for worker in hung:
             self._bury(worker)
-        said = f"no pass and no delivery for {self._workers.hang_timeout:g} s (workers.hang_timeout)"
-        return [Died(worker, said, "hung") for worker in hung]
+        return [Died(worker, said, "hung") for worker, said in hung.items()]
 
     def _look_around(self) -> None:
         """Which nodes have come and gone."""
@@ -304,6 +310,7 @@ class RayExecutor:
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] != worker}
         self._asked = {ref: asked for ref, asked in self._asked.items() if asked != worker}
         self._watchdog.forget(worker)
+        self._loading.forget(worker)
         if worker in self._actors:
             self._ray.kill(self._actors.pop(worker))
 
@@ -340,12 +347,14 @@ def connect(workers: Workers, count: int, scorers: int = 0) -> None:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a CPU actor need not hide the GPUs; no warning
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for any more, at the end
     os.environ.setdefault("RAY_worker_niceness", "0")  # decoding is what a Ray of our own is for
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if workers.address is not None:
         ray.init(address=workers.address, **quiet)
         return
-    here = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, **quiet}
+    spared = {"prestart_worker_first_driver": False, "enable_metrics_collection": False}  # 3 % of a core
+    here = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_system_config": spared, **quiet}
     start = partial(ray.init, address="local", num_cpus=count * workers.threads + scorers, **here)
     try:
         start()
@@ -423,7 +432,11 @@ def check_room(config: Config, source: Source) -> int:
             reach(workers, source)
         need = wanted_workers(workers) or 1
     live, later = _machines(workers), startable(workers)
-    if any(sum(places(machine, workers) for machine in machines) >= need for machines in (live, later)):
+    room, startable_room = (sum(places(machine, workers) for machine in machines) for machines in (live, later))
+    if workers.count == "auto" and room < need <= startable_room:  # `auto` asks for no machine: one costs money
+        wrong = "no machine with room is up, and `auto` has none started; name a number"
+        raise source.error("workers.count", f"{wrong}, e.g. workers.count={min(startable_room, 8)}")
+    if max(room, startable_room) >= need:
         return need
     machines = live or later
     gpus, cores = (sum(machine.get(resource, 0) for machine in machines) for resource in ("GPU", "CPU"))

@@ -292,6 +292,11 @@ class Ledger:
         self.close()
 
     @property
+    def lag(self) -> int:
+        """Records that are appended and not durable yet."""
+        return len(self._unsynced)
+
+    @property
     def _full(self) -> bool:
         return len(self._unsynced) >= SYNC_RECORDS
 

@@ -152,9 +152,13 @@ class Schedule:
         """How many workers hold each model, starting ones included."""
         return {model: holders for model, holders in self._holders.items() if holders}
 
-    def states(self) -> dict[str, int]:
-        """How many workers are busy, idle, loading a model, or waiting to be started again after a failure."""
-        return dict(Counter(word for slot in self._slots.values() if (word := _state(slot))))
+    def states(self) -> dict[str, dict[str, int]]:
+        """By model how many workers are busy, idle or loading it; under "" those that wait to be started again."""
+        states: dict[str, Counter[str]] = {}
+        for slot in self._slots.values():
+            if word := _state(slot):
+                states.setdefault(slot.model or "", Counter())[word] += 1
+        return {model: dict(counts) for model, counts in states.items()}
 
     def decide(self, now: float = 0.0) -> list[Decision]:
         """Everything that can be done at `now` (seconds). Doing it is taken for granted: do all of it in order."""

@@ -6,10 +6,10 @@
 The segments are followed as a log is, from where the last look ended; nothing is locked, changed or started.
 """
 
-import re
-from collections import Counter, deque
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from orchestrator.ledger import Record, Sample, Sweep, parse, read_sweep, score_
 from orchestrator.progress import Progress
 from orchestrator.rescore import TextCounts
 from orchestrator.segments import read_segments
+from orchestrator.tally import Failures, Tally
 from orchestrator.workload import WORDS, CellState, count
-from workers.store import Place
+from workers.store import Place, open_store
 
-RATE_SECONDS = 300.0  # the rate is that of the last so many seconds
+WORKERS = "workers.json"  # the driver's word on its workers: of this moment, and so no record
 MOST_LINES = 40  # of a table of cells; of more, places are counted
-MOST_CAUSES = 3  # that `watch` shows
 SHOWN = 3  # cells, and rows, that a group of failures names
 
 
@@ -73,15 +73,17 @@ def follow(folder: Place) -> Iterator["Standing"]:
         yield standing
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Failed samples of one kind: `error` is the first's own words, `cells` and `rows` are the first ones'."""
+def write_workers(folder: Place, workers: Mapping[str, Mapping[str, int]]) -> None:
+    """Tell whoever watches the sweep in `folder` how many workers there are, by model and state. Raises OSError."""
+    open_store(folder).put(WORKERS, json.dumps(workers).encode())
 
-    cause: str
-    error: str
-    count: int
-    cells: tuple[str, ...]
-    rows: tuple[str, ...]
+
+def read_workers(folder: Place) -> dict[str, dict[str, int]]:
+    """What the driver last told of its workers; nothing where it has told nothing. Stale where there is no driver."""
+    try:
+        return json.loads(open_store(folder).get(WORKERS))
+    except FileNotFoundError:
+        return {}
 
 
 class Standing:
@@ -90,14 +92,11 @@ class Standing:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self.results: dict[Sample, Record] = {}  # what the ledger says of each, without texts and times
-        self._left = {key: len(rows) for key, rows in sweep.rows.items()}
+        self._tally = Tally(sweep.cells, sweep.rows)
         sets = {rows: frozenset(rows) for rows in set(sweep.rows.values())}  # the cells of a group share one
         self._rows = {key: sets[rows] for key, rows in sweep.rows.items()}
-        self._passes, self._decoded = Counter[str](), Counter[str]()
         self._texts: set[tuple[str, str, str]] = set()
         self._scores: dict[tuple[str, str, str], Record] = {}
-        self._failed: dict[Sample, Record] = {}
-        self._finished: deque[float] = deque()
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
@@ -123,23 +122,15 @@ class Standing:
         held = self.results.get(sample)
         if held is not None and (held["status"] == "ok" or record["attempt"] <= held["attempt"]):
             return
-        if held is None:
-            self._left[record["cell"]] -= 1
-        self._finished.append(record["finished"])
-        self.results[sample] = kept = {key: record.get(key) for key in ("status", "attempt", "nfe", "error", "cause")}
-        self._failed.pop(sample, None)
-        if record["status"] != "ok":
-            self._failed[sample] = kept
-            return
-        method = method_of(self.cells[record["cell"]])
-        self._passes[method] += record["nfe"]
-        self._decoded[method] += 1
-        self._texts.add((self.cells[record["cell"]].task, record["row"], record["text_sha"]))
+        self.results[sample] = {key: record.get(key) for key in ("status", "attempt", "nfe")}
+        self._tally.add(record, record.get("control_nfe"), record["finished"])
+        if record["status"] == "ok":
+            self._texts.add((self.cells[record["cell"]].task, record["row"], record["text_sha"]))
 
     @property
     def ended(self) -> bool:
         """Every planned sample has a record, and every text a score."""
-        return not any(self._left.values()) and not self.texts.missing
+        return not self._tally.left and not self.texts.missing
 
     @property
     def texts(self) -> TextCounts:
@@ -154,46 +145,16 @@ class Standing:
         """How far every cell is."""
         return count(self.sweep.cells, self.sweep.rows, self.results).states
 
-    def progress(self, now: float) -> Progress:
+    def progress(self, now: float, workers: Mapping[str, Mapping[str, int]] | None = None) -> Progress:
         """What to show at `now`, in unix seconds; the rate is of the records' own times."""
-        now = max(now, max(self._finished, default=now))  # a worker's clock may be ahead
-        while self._finished and self._finished[0] < now - RATE_SECONDS:
-            self._finished.popleft()
-        elapsed = min(RATE_SECONDS, now - min(self._finished, default=now))
-        rate = len(self._finished) / elapsed if elapsed > 0 else 0.0
-        samples = sum(map(len, self.sweep.rows.values()))
-        left = samples - len(self.results)
-        return Progress(
-            cells_done=sum(left == 0 for left in self._left.values()),
-            cells=len(self._left),
-            samples_done=len(self.results),
-            samples=samples,
-            failed=len(self._failed),
-            rate=rate,
-            seconds_left=left / rate if rate > 0 else None,
-            nfe={method: self._passes[method] / number for method, number in sorted(self._decoded.items())},
-            to_score=self.texts.missing,
-            causes={group.error: group.count for group in self.failures()[:MOST_CAUSES]},
-        )
+        return self._tally.progress(now, workers, self.texts.missing)
 
     def failures(self) -> list[Failures]:
         """The failed samples by what went wrong, the most frequent first. Errors that differ in numbers are alike."""
-        groups: dict[tuple[str, str], list[tuple[Sample, Record]]] = {}
-        for sample, record in self._failed.items():
-            cause, error = record["cause"] or "", str(record["error"])
-            groups.setdefault((cause, re.sub(r"0x[0-9a-f]+|\d+", "#", error)), []).append((sample, record))
-        found = [self._failures(cause, members) for (cause, _), members in groups.items()]
-        return sorted(found, key=lambda group: -group.count)
+        return self._tally.failures()
 
-    def _failures(self, cause: str, members: Sequence[tuple[Sample, Record]]) -> Failures:
-        cells = tuple(dict.fromkeys(self.cells[cell].label for (cell, _), _ in members))
-        rows = tuple(dict.fromkeys(row for (_, row), _ in members))
-        error = str(members[0][1]["error"])
-        return Failures(cause or error.partition(":")[0], error, len(members), cells, rows)
-
-    def as_dict(self, driver: str | None, now: float) -> dict[str, Any]:
+    def as_dict(self, driver: str | None, shown: Progress) -> dict[str, Any]:
         """What `status --json` says: everything but the single samples."""
-        shown = self.progress(now)
         states = self.states
         return {
             "sweep": self.sweep.name,
@@ -207,19 +168,14 @@ class Standing:
             "table": [state_dict(state) for state in states],
         }
 
-    def line(self, driver: str | None, now: float) -> dict[str, Any]:
+    def line(self, driver: str | None, shown: Progress) -> dict[str, Any]:
         """What a line of `watch --json` says."""
-        shown = self.progress(now)
         return {"sweep": self.sweep.name, "driver": driver, "finished": shown.finished, **_progress_dict(shown)}
 
 
 def _progress_dict(shown: Progress) -> dict[str, Any]:
-    return {key: value for key, value in asdict(shown).items() if key != "workers"}
-
-
-def method_of(cell: Cell) -> str:
-    """`control`, or `spot b8`."""
-    return "control" if cell.is_control else f"{cell.drafter} b{cell.budget}"
+    names = ("cells", "cells_done", "samples", "samples_done", "failed", "rate", "seconds_left", "nfe", "nfe_ratio")
+    return {name: getattr(shown, name) for name in (*names, "workers", "to_score", "causes")}
 
 
 # ---- states, as tables and as JSON

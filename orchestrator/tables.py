@@ -258,7 +258,7 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """What of the marks needs a word, given what is there."""
     ranks = {row[f"{name}_rank"] for row in records for name in RANKED}
     said = [
-        ("best" in ranks, "Bold: the best of its column."),
+        ("best" in ranks, "Bold: the best at its budget."),
         ("tied" in ranks, "≈ tied with it: equal as printed, or the 95 % interval of their paired ratio holds 1."),
         (any(row["seeds"] > 1 for row in records), "± is the deviation over seeds."),
         (any(row["n"] < row["planned"] for row in records), "n/N: incomplete, and not ranked; k✗: k samples failed."),
@@ -299,6 +299,9 @@ def _listed(panel: Panel, detail: int) -> Table:
     shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     sections = [index for index, column in enumerate(panel.columns) if column.section]
     kept = [(index, column) for index, column in enumerate(panel.columns) if not column.section]
+    marks = [
+        max((len(line.entries[index].marks) for line in panel.lines), default=0) for index in range(len(panel.columns))
+    ]
     for _, column in kept:
         heading = column.narrow or column.heading
         shown.add_column(heading, justify="left" if column.words else "right", overflow="fold", vertical="bottom")
@@ -307,15 +310,16 @@ def _listed(panel: Panel, detail: int) -> Table:
         if title:
             shown.add_row(Text(title, style="cyan"))
         for line in lines:
-            entries = [(line.entries[index], detail - column.minor) for index, column in kept]
-            shown.add_row(*(Text(_in_terminal(entry, room), _style(entry)) for entry, room in entries))
+            entries = [(line.entries[index], detail - column.minor, marks[index]) for index, column in kept]
+            shown.add_row(*(Text(_in_terminal(*entry), _style(entry[0])) for entry in entries))
     return shown
 
 
-def _in_terminal(entry: Entry, detail: int) -> str:
+def _in_terminal(entry: Entry, detail: int, marks: int) -> str:
+    """Of numbers with `marks` in their column, so that they stay in line where one beside them is marked."""
     number = f"{entry.text}±{entry.spread}" if entry.spread and detail > 0 else entry.text
-    interval = f"[{entry.interval}]" if entry.interval and detail > 2 else ""
-    return " ".join(filter(None, (number, interval, entry.marks, entry.note)))
+    interval = f" [{entry.interval}]" if entry.interval and detail > 2 else ""
+    return " ".join(filter(None, (number + interval + entry.marks.ljust(marks), entry.note)))
 
 
 def _grids(panel: Panel, width: int) -> list[RenderableType]:
@@ -480,16 +484,21 @@ def _in_latex(entry: Entry, column: Column) -> str:
 
 
 HTML_STYLE = """
+.scroll { overflow-x: auto; }
 .sheet { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
 .sheet caption { text-align: left; font-weight: 600; padding: .5rem 0; }
 .sheet th, .sheet td { padding: .25rem .6rem; text-align: right; white-space: nowrap; }
-.sheet th { font-weight: 500; color: #66707a; font-size: .85em; } .sheet .words { text-align: left; padding-left: 0; }
+.sheet td { border-bottom: 1px solid #e3e6e9; vertical-align: top; }
+.sheet th { font-weight: 500; color: #66707a; font-size: .85em; border-bottom: 0; }
+.sheet .words { text-align: left; padding-left: 0; }
 .sheet th.group { text-align: center; border-bottom: 1px solid #b9bfc5; }
-.sheet thead tr:last-child th { border-bottom: 1px solid #1d2329; } .sheet td { border-bottom: 1px solid #e3e6e9; }
-.sheet td.first, .sheet th.first { padding-left: 1.4rem; } .sheet small { color: #66707a; font-size: .78em; }
-.sheet tr.oracle td { color: #66707a; font-style: italic; } .sheet td.partial { color: #9a6700; }
+.sheet thead tr:last-child th { border-bottom: 1px solid #1d2329; }
+.sheet td.first, .sheet th.first { padding-left: 1.4rem; }
+.sheet small { color: #66707a; font-size: .78em; }
+.sheet small.below { display: block; } .sheet small.note { color: #9a6700; display: block; font-style: normal; }
+.sheet tr.oracle td { color: #66707a; font-style: italic; }
 .sheet tr.oracle.begins td { border-top: 1px solid #66707a; }
-.sheet td.partial small { color: inherit; display: block; } .sheet td.bug { color: #b3261e; font-weight: 600; }
+.sheet td.partial { color: #9a6700; } .sheet td.bug { color: #b3261e; font-weight: 600; }
 .sheet-notes { color: #66707a; max-width: 60rem; }
 """
 
@@ -539,11 +548,12 @@ def _class(names: str) -> str:
 def _in_html(entry: Entry, column: Column, classes: str) -> str:
     state = " ".join(filter(None, (classes, "partial" * entry.partial, "bug" * entry.bug)))
     number = f"<b>{escape(entry.text)}</b>" if entry.best else escape(entry.text)
-    interval = entry.interval if not column.groups else ""
-    small = [f"±{entry.spread}" if entry.spread else "", interval, entry.note]
+    spread, interval = (f"±{entry.spread}" if entry.spread else ""), entry.interval if not column.groups else ""
+    below = _class("below" * bool(column.groups))  # a paper's table is wide enough as it is
+    note = f'<small class="note">{escape(entry.note)}</small>' if entry.note else ""
     title = f' title="95 % interval {escape(entry.interval)}"' if entry.interval else ""
-    parts = [number + "".join(f" <small>{escape(part)}</small>" for part in small if part), escape(entry.marks)]
-    return f"<td{_class(state)}{title}>{' '.join(filter(None, parts))}</td>"
+    small = "".join(f" <small{below}>{escape(part)}</small>" for part in (spread, interval) if part)
+    return f"<td{_class(state)}{title}>{' '.join(filter(None, (number, escape(entry.marks))))}{small}{note}</td>"
 
 
 LAYOUTS: Mapping[str, Callable[[pd.DataFrame], Sheet]] = {"long": long, "paper": main}

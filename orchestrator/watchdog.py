@@ -3,6 +3,7 @@
 A worker that has delivered nothing for a quarter of the time-out is asked how many passes it has made, and again every
 quarter. Four answers in a row that are the same, or not there, and it hangs. So a slow answer alone is no failure, nor
 is a long task whose passes go on, nor a driver that was itself asleep: time that it did not ask in does not count.
+A worker that loads its model has a watchdog of another time-out, is asked nothing and so has until that is over.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class _Watched:
 
 
 class Watchdog:
-    """The busy workers; times are seconds of any clock."""
+    """The busy, or the loading, workers; times are seconds of any clock."""
 
     def __init__(self, timeout: float) -> None:
         self._every = timeout / ASKED

@@ -45,6 +45,7 @@ QUICK = {  # a node that was killed is dead in a second or two, not in twenty
     "OMP_NUM_THREADS": "1",
 }
 HEAD = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+NODE_STARTS = 5
 END_SECONDS = 30.0  # for processes to be gone
 FAULTS = ("500", "503", "torn", "lost", "cut") * 8 + ("silence",)  # of tests/s3.py; that one takes 20 seconds
 GAVE_UP = re.compile(r"s3://.*(reached max retries|endpoint URL|response stream)")  # a request failed once too often
@@ -144,7 +145,7 @@ class Site:
 
     def __init__(self, cluster: Any, store: str, mark: str, limit: int, chance: random.Random, said: IO[str]) -> None:
         self.cluster, self.store, self.mark, self.limit, self.chance = cluster, store, mark, limit, chance
-        self.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.nodes = [self.new_node() for _ in range(2)]
         self.kills: Counter[str] = Counter()
         self.written: list[dict[str, Any]] = []  # by killed drivers, where it is not in the store itself
         self.gave_up = 0  # drivers whose S3 did not answer
@@ -161,6 +162,18 @@ class Site:
         streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": self.said}
         return subprocess.Popen([*command, f"store={self.store}"], cwd=ROOT, **streams)
 
+    def new_node(self) -> Any:
+        """Ray gives a node 30 seconds to start, which on a busy machine is not always enough."""
+        there = processes(self.mark)
+        for _ in range(NODE_STARTS - 1):
+            try:
+                return self.cluster.add_node(num_cpus=1)
+            except Exception as late:
+                say(f"a node did not start: {late}"[:100])
+                for pid in [pid for pid, line in processes(self.mark).items() if "raylet" in line and pid not in there]:
+                    os.kill(pid, signal.SIGKILL)
+        return self.cluster.add_node(num_cpus=1)
+
     def kill(self, kind: str) -> bool:
         """One kill; whether there was something to kill."""
         alive = actors(self.mark)
@@ -170,7 +183,7 @@ class Site:
             os.kill(self.chance.choice(alive), signal.SIGKILL)
         elif kind == "node":
             self.cluster.remove_node(self.nodes.pop(self.chance.randrange(len(self.nodes))), allow_graceful=False)
-            self.nodes.append(self.cluster.add_node(num_cpus=1))
+            self.nodes.append(self.new_node())
         else:
             self._end_driver(signal.Signals[kind])
         self.kills[kind] += 1

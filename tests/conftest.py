@@ -45,17 +45,39 @@ def no_slurm() -> str | None:
     return f"no {', '.join(missing)}; Debian's slurm-wlm and munge have them" if missing else None
 
 
+def too_long() -> str | None:
+    """A test that takes minutes is for `make test-services`, whatever it needs."""
+    return None if os.environ.get("SPOT_SERVICES") else "make test-services takes them"
+
+
+def no_prometheus() -> str | None:
+    missing = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
+    return f"no {', '.join(missing)}; Debian's prometheus has them" if missing else None
+
+
+def no_grafana_schema() -> str | None:
+    return None if find_spec("grafana_foundation_sdk") else "no grafana_foundation_sdk; pip install -e '.[services]'"
+
+
 def no_chromium() -> str | None:
     missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
     missing += [] if find_spec("selenium") else ["selenium"]
     return f"no {', '.join(missing)}; Debian's chromium-driver, pip install -e '.[services]'" if missing else None
 
 
+def no_mlflow_auth() -> str | None:
+    return None if find_spec("flask_wtf") else "no Flask-WTF; pip install -e '.[services]'"
+
+
 MISSING: dict[str, Callable[[], str | None]] = {
     "bubblewrap": no_bubblewrap,
     "chromium": no_chromium,
     "cluster-tools": no_cluster_tools,
+    "minutes": too_long,
+    "grafana-schema": no_grafana_schema,
+    "mlflow-auth": no_mlflow_auth,
     "postgres": no_postgres,
+    "prometheus": no_prometheus,
     "slurm": no_slurm,
 }
 """Why a service cannot be used here, None if it can."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos import chaos, check_journals, decoded, faulty_s3, undisturbed
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.service("minutes")]
 
 
 def test_a_sweep_whose_actor_driver_and_node_are_killed_is_whole_and_leaves_no_process(tmp_path):

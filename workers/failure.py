@@ -2,8 +2,8 @@
 
     oom-host   the machine's memory ran out        cuda       any other CUDA error: its process is not to be trusted
     oom-cuda   the GPU's did                       hung       nothing delivered, and no pass made, for hang_timeout
-    node-lost  the machine is gone                 exception  whatever else was raised
-    died       the process ended in another way
+    node-lost  the machine is gone                            (or its model not loaded in load_timeout)
+    died       the process ended in another way    exception  whatever else was raised
 
 Told by an exception's name and words, so that neither torch nor Ray need be here.
 """

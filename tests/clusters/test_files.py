@@ -278,3 +278,36 @@ def test_the_grid_that_the_manifest_runs_is_a_command_line():
     assert words[:3] == ["python", "/spot/launch.py", "run"]
     config, _ = load(words[3], words[4:])
     assert (config.name, config.store, config.workers.count) == ("sdar-8b-t0", "s3://BUCKET/sweeps", 8)
+
+
+def _blocks():
+    """The blocks of commands in docs/clusters.md: (heading, commands), a command of several lines joined."""
+    heading, text = "", (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
+    for part in re.split(r"\n(?=## )|\n\n", text):
+        heading = part.splitlines()[0] if part.startswith("## ") else heading
+        if part.startswith("    "):
+            yield heading, [shlex.split(line, comments=True) for line in part.splitlines()]
+
+
+def test_a_paper_grid_on_each_cluster_is_five_commands_or_fewer_of_which_none_has_a_mistake():
+    blocks = list(_blocks())
+    assert {"## One machine with GPUs", "## AWS", "## Kubernetes", "## Slurm"} <= {heading for heading, _ in blocks}
+    assert max(len(commands) for _, commands in blocks) <= 5
+    started = set()
+    for heading, commands in blocks:
+        for command in commands:
+            words = list(command)
+            assert [word for word in words if word.startswith("clusters/") and not _are_files(word)] == []
+            if "clusters/slurm/sweep.sbatch" in words:
+                words = ["python", "launch.py", "run", *words[words.index("clusters/slurm/sweep.sbatch") + 1 :]]
+            if words[:2] == ["python", "launch.py"] and words[2] in ("run", "submit", "plan", "doctor"):
+                assert load(words[3], words[4:])[0].name == "sdar-8b-t0"
+                started |= {heading} if words[2] in ("run", "submit") else set()
+    assert len(started) == 4
+
+
+def _are_files(pattern):
+    """Whether it names files, several in braces, that exist."""
+    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", pattern)
+    names = [f"{found[1]}{name}{found[3]}" for name in found[2].split(",")] if found else [pattern]
+    return all((ROOT / name).is_file() for name in names)

@@ -69,6 +69,17 @@ def test_a_cell_that_fails_everywhere_leaves_room_for_others():
     assert samples(found)[browser.MOST_ODD] == ("control 0", "r0", "identical")
 
 
+def test_odd_samples_leave_half_of_the_room_to_the_others(monkeypatch):
+    monkeypatch.setattr(browser, "SAMPLE_BYTES", 6000)
+    other = {"identical": False, "difference": "numeric"}
+    cells = tuple(FakeCell(f"s{n}", "spot", n) for n in range(4, 40))
+    records = [control("c", "r0", 60)]
+    records += [decode(cell.key, "r0", 20, 60, text=cell.key * 200, text_sha=cell.key, **other) for cell in cells]
+    records += [decode(cell.key, "r1", 20, 60) for cell in cells]
+    states = [state for _, _, state in samples(shown(sweep(FakeCell("c"), *cells), records))]
+    assert 1 < states.count("numeric") < 10 < states.count("identical") <= 37
+
+
 def replay(row):
     return {"prompt": f"prompt of {row}", "block": 4, "start": 0, "pieces": ["a"], "passes": [[[[0, 0]], [], []]]}
 

@@ -77,9 +77,9 @@ class Fakes:
     """How the fake workers behave. `deadly` and `failing` hold (drafter name, row id); "none" is the control.
 
     A deadly sample ends the worker (by `os._exit` where `exits`), a hanging one never ends, a failing one is recorded
-    as failed. `journal` sees
-    every task that a worker of this process is given; `loads` every model. `unloadable` models raise. `trained` holds
-    the rows, by drafter and task, that drafters were trained on.
+    as failed. `journal` sees every task that a worker of this process is given; `loads` every model. `unloadable`
+    models raise, or never end to load where they are `endless`. `trained` holds the rows, by drafter and task, that
+    drafters were trained on.
     """
 
     deadly: frozenset[tuple[str, str]] = frozenset()
@@ -87,6 +87,7 @@ class Fakes:
     buggy: frozenset[tuple[str, str]] = frozenset()
     unloadable: frozenset[str] = frozenset()
     hanging: frozenset[tuple[str, str]] = frozenset()
+    endless: bool = False
     exits: bool = False
     revision: str = "weights-1"
     task: FakeTask = field(default_factory=lambda: FakeTask("fake"))
@@ -127,6 +128,8 @@ class Fakes:
     def make_worker(self, model: ModelSpec) -> "FakeWorker":
         self.loads.append(model.name)
         if model.name in self.unloadable:
+            if self.endless:
+                threading.Event().wait()
             raise OSError("weights cannot be read")
         return FakeWorker(self)
 

@@ -83,6 +83,14 @@ def test_only_common_rows_count_and_what_one_has_alone_is_told(tmp_path):
     assert f"only in A: 1 cells: {SSD.label}" in told and "only in A: 1 samples of the cells in both" in told
 
 
+def test_a_sweep_that_has_decoded_nothing_yet_has_nothing_in_common(tmp_path):
+    found = compare.of_sweeps(stored(tmp_path / "a"), stored(tmp_path / "b", made=[]))
+    spot = of(found, "spot")
+    assert (spot.n, spot.alone, spot.nfe, spot.passes.value, spot.speed.value) == (0, (4, 0), (None, None), None, None)
+    assert found.wins_ties_losses == (0, 0, 0)
+    assert "2 cells in both, 0 with common samples; in 0, every text and NFE is the same" in compare.lines(found)
+
+
 def test_settings_and_environment_that_differ_are_told(tmp_path):
     newer = replace(SPOT, drafter_sha="cc", semantics=SPOT.semantics + 1)
     first, (sweep, samples) = stored(tmp_path / "a"), stored(tmp_path / "b", cells=(CONTROL, newer))

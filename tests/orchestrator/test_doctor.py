@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from launch import main
 from orchestrator import doctor
 from orchestrator.config import ROOT, load
 
+pytest_plugins = ["tests.s3"]
 NAMES = ["driver", "torch", "GPU", "Ray", "store", "MLflow", "hub", "sandbox", "disk", "memory"]
 
 
@@ -60,7 +62,7 @@ def test_a_grid_that_cannot_be_is_refused_before_anything_is_looked_at(capsys):
 
 def test_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    lines = turned(examined(tmp_path, f"store={tmp_path / 'file' / 'runs'}"))
+    lines = turned(examined(tmp_path, f"store={tmp_path / 'file' / 'runs'}", "mlflow=null"))
     assert list(lines) == ["store"]
     assert "Not a directory; make it writable, or choose another: store=FOLDER" in lines["store"]
 
@@ -77,6 +79,33 @@ def test_a_store_on_s3_has_to_let_one_writer_win(tmp_path, monkeypatch, heeds, l
     found = turned(examined(tmp_path, "store=s3://bucket/sweeps", "mlflow=null"))
     assert list(found) == lines
     assert all("two drivers could share a sweep" in line for line in found.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "said"),
+    [
+        (None, "s3://bucket/sweeps", None),
+        (None, "s3://nowhere/sweeps", "NoSuchBucket"),
+        ("wrong", "s3://bucket/sweeps", "InvalidAccessKeyId"),
+        ("expired", "s3://bucket/sweeps", "the credentials have expired; renew them"),
+    ],
+)
+def test_a_store_on_s3_that_cannot_be_written_says_what_s3_says(fault, where, said, tmp_path, s3):
+    s3.fault = lambda method, path: fault
+    lines = turned(examined(tmp_path, f"store={where}", "mlflow=null"))
+    assert list(lines) == (["store"] if said else [])
+    for line in lines.values():
+        assert said in line and "clusters/aws/account.yaml has the rights that a role needs" in line
+
+
+@pytest.mark.parametrize(("file", "said"), [("file/mlflow.db", "file is no folder"), ("folder", "folder is a folder")])
+def test_an_mlflow_database_that_no_sweep_could_make(file, said, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    lines = turned(examined(tmp_path, f"mlflow=sqlite:///{tmp_path / file}"))
+    assert list(lines) == ["MLflow"]
+    assert f"{said}; choose another, mlflow=sqlite:///FILE" in lines["MLflow"]
+    assert not turned(examined(tmp_path, f"mlflow=sqlite:///{tmp_path / 'folder/deeper/mlflow.db'}"))
 
 
 def test_an_mlflow_that_does_not_answer(tmp_path):
@@ -125,6 +154,12 @@ def test_a_full_disk(tmp_path, monkeypatch, attribute, value):
     assert "make room, or use another disk: store=FOLDER" in lines["disk"]
 
 
+def test_a_disk_that_is_kept_from_us_is_as_full_as_ray_takes_it_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "FULLEST", 0.95)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: (100 * 10**9, 10 * 10**9, 4 * 10**9))
+    assert "4.0 GB free, 96% full" in turned(examined(tmp_path))["disk"]
+
+
 def test_weights_that_are_still_to_come_need_room(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_uncached", lambda config: list(config.model))
     monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: None)
@@ -160,6 +195,30 @@ def test_a_driver_that_is_broken_says_what_nvidia_smi_says(tmp_path, monkeypatch
     assert "torch" not in lines
     smi.write_text("#!/bin/sh\necho '580.65, NVIDIA H200, 143771 MiB'\n")
     assert examined(tmp_path)["driver"].line == "ok   driver   580.65, 1 GPU(s): NVIDIA H200, 143771 MiB"
+
+
+def test_a_gpu_that_does_not_multiply_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (140 * 10**9, 150 * 10**9))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda index: None)
+    made = torch.ones
+    monkeypatch.setattr("torch.ones", lambda *shape, device: made(*shape))
+    assert examined(tmp_path, "workers.device=cuda")["GPU"].line == (
+        "ok   GPU      NVIDIA H200, 140 GB free; NVIDIA H200, 140 GB free"
+    )
+
+    def lost(*shape, device):
+        if device == "cuda:1":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return made(*shape)
+
+    monkeypatch.setattr("torch.ones", lost)
+    line = turned(examined(tmp_path, "workers.device=cuda"))["GPU"]
+    assert "NVIDIA H200 (number 1) does not multiply (RuntimeError: CUDA error" in line
+    assert "else reset it, or leave it out" in line
 
 
 def test_a_cluster_that_does_not_answer(tmp_path):

@@ -226,6 +226,8 @@ def test_progress_counts_what_was_there_before(folder):
 
 
 class Recorder:
+    lag = 0
+
     def __init__(self):
         self.decodes, self.scores, self.status = [], [], None
 

@@ -4,12 +4,16 @@ import resource
 import signal
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator import config as configs
+from orchestrator import executors
 from orchestrator.config import Workers
+from orchestrator.errors import UserError
 from orchestrator.executors import Died, InlineExecutor, Joined, Left, death_cause
 from orchestrator.fleet import Fleet, bundle, kind, places
 from orchestrator.ledger import Ledger
@@ -266,6 +270,17 @@ def test_whatever_nodes_come_and_go_as_many_workers_are_there_as_are_asked_for_o
         on = Counter(fleet.node(worker) for worker in there)
         assert on.total() == min(count, sum(gpus))
         assert all(on[node] <= int(node[1:]) and int(node[1:]) in gpus for node in on)
+
+
+def test_auto_on_a_cluster_that_is_at_zero_asks_for_a_number_and_a_number_has_machines_started(monkeypatch):
+    monkeypatch.setattr(executors, "reach", lambda workers, source: None)
+    monkeypatch.setattr(executors, "startable", lambda workers: [{"GPU": 4, "CPU": 8}] * 3)
+    config, source = configs.load("quickstart", ["workers.device=cuda", "workers.address=head:6379"])
+    with pytest.raises(UserError, match=r"workers\.count: no machine with room is up.*e\.g\. workers\.count=8"):
+        executors.check_room(config, source)
+    assert executors.check_room(replace(config, workers=replace(config.workers, count=12)), source) == 12
+    monkeypatch.setattr(executors, "_machines", lambda workers: [{"GPU": 1, "CPU": 8}])
+    assert executors.check_room(config, source) == 1
 
 
 def test_a_device_is_named_as_ray_names_it():

@@ -6,8 +6,11 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,9 @@ import launch
 from orchestrator import config as configs
 from orchestrator.ledger import Ledger, read_sweep
 from orchestrator.plan import make_plan
+from orchestrator.standing import write_workers
 from tests.orchestrator.fakes import Fakes, FakeTask, resolve_drafter
+from workers.store import StoreError
 from workers.tasks import Canary, Row
 
 print_results = launch._print_results
@@ -194,6 +199,26 @@ def test_rescore_tells_by_its_exit_code_that_texts_are_left_without_a_verdict(ca
     assert run("rescore", "quickstart") == 0
 
 
+@pytest.mark.parametrize("kind", [StoreError, partial(OSError, errno.ENOSPC)])
+def test_rescore_that_cannot_write_gives_up_as_a_run_does_and_keeps_what_it_can(kind, monkeypatch, capsys):
+    run("run", "quickstart", *INLINE)
+    before = scores()
+
+    def full(*_):
+        raise kind("there is no room")
+
+    with monkeypatch.context() as poor:
+        poor.setattr(Ledger, "append", full)
+        assert run("rescore", "quickstart", "--all", "--json") == 3
+    captured = capsys.readouterr()
+    said = json.loads(captured.out.splitlines()[-1])
+    assert (said["exit_code"], said["folder"]) == (3, "runs/quickstart")
+    assert "runs/quickstart: the scoring cannot go on (" in said["error"] and "there is no room" in said["error"]
+    assert captured.err.endswith("launch.py rescore runs/quickstart\n")
+    assert scores() == before
+    assert run("rescore", "quickstart", "--all") == 0
+
+
 def test_rescore_needs_the_sweeps_own_data_and_its_lock_and_takes_no_other_grid(capsys):
     run("run", "quickstart", *INLINE)
     assert run("rescore", "quickstart", fakes=Fakes(task=FakeTask("fake", revision="data-2"))) == 2
@@ -213,7 +238,7 @@ def test_rescore_brings_mlflow_up_and_outlives_one_that_does_not_answer(monkeypa
     edit(Path("runs/quickstart/sweep.yaml"), "mlflow: null", "mlflow: http://there")
     synced = []
 
-    def rebuild(uri, folder, report):
+    def rebuild(uri, folder, *_):
         synced.append((uri, scores(folder)[row]))
         raise ConnectionError("no route")
 
@@ -257,11 +282,14 @@ def test_canaries_that_are_judged_as_they_should_be_are_not_heard_of():
     assert len(scores()) == 2
 
 
-def test_status_names_the_driver_at_work(capsys):
+def test_status_names_the_driver_at_work_and_its_workers(capsys):
     run("run", "quickstart", *INLINE)
     with Ledger.write(read_sweep(launch.Path("runs/quickstart")).folder, 0.0):
+        write_workers(launch.Path("runs/quickstart"), {"tiny-sdar": {"busy": 1, "loading": 2}})
         launch.main(["status", "quickstart"])
-    assert "a driver is at work" in capsys.readouterr().out
+    assert re.search(r"a driver is at work \(.*\); workers: 1 busy 2 loading\n", capsys.readouterr().out)
+    launch.main(["status", "quickstart"])  # what it said of its workers is true no more
+    assert "workers" not in capsys.readouterr().out
 
 
 def test_report_prints_the_results_of_a_sweep_by_name(capsys):
@@ -271,22 +299,33 @@ def test_report_prints_the_results_of_a_sweep_by_name(capsys):
     assert capsys.readouterr().out == "results of runs/mine\n"
 
 
-def test_ui_runs_mlflow_on_the_sweeps_store(monkeypatch, capsys):
+def test_ui_runs_mlflow_on_the_sweeps_store(tmp_path, monkeypatch, capsys):
     called = []
     monkeypatch.setattr(launch.os, "execv", lambda path, command: called.append(command))
-    launch.main(["ui", "quickstart", "store=/data"])
-    assert called[0][1:] == ["-m", "mlflow", "ui", "--backend-store-uri", "sqlite:////data/mlflow.db"]
-    assert capsys.readouterr().out == "mlflow ui --backend-store-uri sqlite:////data/mlflow.db\n"
+    assert run("ui", "quickstart", f"store={tmp_path}") == 2
+    assert f"no MLflow database {tmp_path}/mlflow.db yet; run a sweep" in capsys.readouterr().err
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # whoever has it
+            taken.bind(("127.0.0.1", 5000))
+            taken.listen()
+        assert run("ui", "quickstart", f"store={tmp_path}") == 0
+    where = ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    where += ["--default-artifact-root", f"file://{tmp_path}/mlartifacts"]
+    assert called[0][1:8] == ["-m", "mlflow", "ui", *where]
+    port = int(called[0][called[0].index("--port") + 1])
+    assert port > 5000
+    assert f"http://127.0.0.1:{port} has MLflow at sqlite:///{tmp_path}/mlflow.db" in capsys.readouterr().out
 
 
-def test_ui_shows_the_store_that_a_sweep_says_it_has(tmp_path, monkeypatch):
-    called = []
-    monkeypatch.setattr(launch.os, "execv", lambda path, command: called.append(command))
+def test_ui_of_a_server_is_its_address(tmp_path, capsys):
     run("run", "quickstart", *INLINE, "store=mine")
     edit(tmp_path / "mine/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://there")
-    launch.main(["ui", "mine/quickstart"])
-    launch.main(["ui", "quickstart", "store=mine"])
-    assert [command[-1] for command in called] == ["http://there", "http://there"]
+    capsys.readouterr()
+    for words in (["mine/quickstart"], ["quickstart", "store=mine"]):
+        assert run("ui", *words) == 0
+        assert capsys.readouterr().out == "http://there\n"
 
 
 def edit(path, old, new):
@@ -637,6 +676,7 @@ def test_every_verb_that_reports_answers_in_one_line_of_json(capsys):
         ("status", "nowhere"),
         ("watch", "nowhere"),
         ("report", "nowhere"),
+        ("compare", "nowhere", "published"),
         ("rescore", "nowhere"),
         ("sync", "nowhere"),
         ("analyze",),
@@ -688,9 +728,9 @@ def test_a_disk_that_is_full_when_the_page_is_written_is_one_line(monkeypatch, c
     assert capsys.readouterr().err == "error: OSError: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "rescore", "sync", "analyze",
-                                  "models", "decode", "probe", "collect-traces", "train-drafter", "calibrate",
-                                  "calibrate-sets", "import-drafter"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["run", "resume", "plan", "status", "watch", "report", "compare", "rescore", "sync",
+                                  "analyze", "models", "decode", "probe", "collect-traces", "train-drafter",
+                                  "calibrate", "calibrate-sets", "import-drafter"])  # fmt: skip
 def test_the_keys_of_an_answer_are_in_the_verbs_help(verb, capsys):
     assert launch.main([verb, "--help"]) == 0
     help_text = capsys.readouterr().out

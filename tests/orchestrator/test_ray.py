@@ -85,6 +85,15 @@ def test_a_worker_that_hangs_is_ended_and_its_job_is_to_blame(tmp_path):
 
 
 @pytest.mark.usefixtures("one_ray")
+def test_a_model_whose_loading_never_ends_is_given_up_in_good_time(tmp_path):
+    fakes = Fakes(unloadable=frozenset({"tiny-sdar"}), endless=True)
+    workers = Workers(load_timeout=2.0)
+    outcome = drive(fakes, tmp_path, "retries=1", make_executor=lambda: RayExecutor(fakes.make_worker, workers, 1))
+    assert (outcome.exit_code, outcome.ran) == (3, 0)
+    assert outcome.given_up == {"tiny-sdar": "its model is not loaded after 2 s (workers.load_timeout)"}
+
+
+@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize(("per_gpu", "fit"), [(1, 2), (2, 4)])
 def test_as_many_workers_run_at_once_as_shares_of_two_gpus_there_are(per_gpu, fit):
     """Five are asked for; Ray gives none of them a part of one GPU and a part of another."""

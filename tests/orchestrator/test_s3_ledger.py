@@ -12,6 +12,7 @@ import pytest
 
 import launch
 from orchestrator import lease, ledger, segments
+from orchestrator.driver import NoMirror
 from orchestrator.executors import InlineExecutor
 from orchestrator.lease import LeaseLost
 from orchestrator.ledger import Ledger, holder, read_sweep
@@ -248,10 +249,51 @@ def test_every_verb_works_on_s3(s3, tmp_path, monkeypatch, capsys):
     assert len(longer.journal) == 1
     assert "scored 3 texts" in run("rescore", str(SWEEP), "--all")[1]
     assert "9 samples, 0 to run" in run("plan", "quickstart", *INLINE, "limit=3")[1]
+    assert run("watch", str(SWEEP)) == (0, "9/9 samples, 3/3 cells, done")
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "status", "resume"])
+def test_a_sweep_on_s3_is_brought_into_an_mlflow_afterwards(s3, tmp_path, monkeypatch, capsys):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with monkeypatch.context() as away:
+        away.setattr(launch, "_mirror", lambda sweep: NoMirror())
+        assert launch.main(["run", "quickstart", *INLINE, f"mlflow={uri}"], Fakes().backend()) == 0
+    assert launch.main(["sync", "quickstart", "store=s3://bucket/runs"]) == 0
+    assert f"MLflow at {uri} has all of s3://bucket/runs/quickstart" in capsys.readouterr().out
+    client = MlflowClient(uri)
+    (experiment,) = [found.experiment_id for found in client.search_experiments() if found.name != "Default"]
+    runs = client.search_runs([experiment])
+    assert [run.info.status for run in runs] == ["FINISHED"] * 4  # the sweep and its cells
+
+
+def test_a_sweep_on_s3_is_analysed_here(s3, tmp_path, capsys):
+    small = ["limit=1", "budgets=[0,4]", "drafters=[spot]", "decode.gen_length=32", "temperatures=[0]"]
+    assert launch.main(["run", "quickstart", *small, *INLINE[:2], INLINE[-1]]) == 0
+    s3.seen.clear()
+    assert launch.main(["analyze", str(SWEEP)]) == 0
+    assert "page: runs/quickstart/analysis/index.html" in capsys.readouterr().out
+    assert (tmp_path / "runs/quickstart/analysis/index.html").is_file()
+    assert len(Ledger(tmp_path / "runs/quickstart/analysis").results()) == 3  # the oracles
+    assert not [path for method, path in s3.seen if method not in ("GET", "HEAD")]
+
+
+VERBS = ["run", "plan", "resume", "status", "watch", "report", "rescore", "sync", "analyze", "ui"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_credentials_that_have_expired_are_one_line(verb, s3, capsys):
+    s3.fault = lambda method, path: "expired"
+    wanted = INLINE if verb in ("run", "plan") else ["store=s3://bucket/runs"]
+    assert launch.main([verb, "quickstart", *wanted], Fakes().backend()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "error: s3://bucket/runs/quickstart" in error
+    assert "the credentials have expired; renew them (aws sso login, ~/.aws/credentials), then go on" in error
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_what_s3_refuses_is_one_line_that_names_the_remedy(verb, s3, capsys):
     wrong = (
         [text.replace("bucket", "nowhere") for text in INLINE] if verb in ("run", "plan") else ["store=s3://nowhere/x"]

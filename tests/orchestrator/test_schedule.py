@@ -268,7 +268,7 @@ def test_a_worker_that_keeps_failing_waits_longer_and_longer_and_one_that_delive
                 schedule.died(0, "no", "node-lost", now)
         now = schedule.wakes
     assert [later - sooner for sooner, later in pairwise(starts)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert schedule.states() == {"waiting": 1}
+    assert schedule.states() == {"": {"waiting": 1}}
     schedule.decide(now)
     schedule.started(0)
     schedule.finished_job(0, schedule.decide(now)[0].job.number)

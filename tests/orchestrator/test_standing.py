@@ -9,7 +9,15 @@ from rich.console import Console
 
 from orchestrator.errors import UserError
 from orchestrator.ledger import Ledger, Sweep
-from orchestrator.standing import Standing, Tail, failures_table, state_counts, states_table
+from orchestrator.standing import (
+    Standing,
+    Tail,
+    failures_table,
+    read_workers,
+    state_counts,
+    states_table,
+    write_workers,
+)
 from orchestrator.workload import CellState, count
 from tests.orchestrator.conftest import drive, plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
@@ -99,12 +107,13 @@ def test_the_standing_is_what_the_ledger_says_record_by_record(folder):
 
 
 def test_progress_has_the_rate_of_the_records_own_times(folder):
-    standing = standing_of(folder)
-    standing._finished.clear()
-    standing._finished.extend([100.0, 110.0, 120.0])
+    standing = Standing(standing_of(folder).sweep)
+    for number, record in enumerate(record for record in Ledger(folder).records() if record["kind"] == "decode"):
+        standing.add([record | {"started": 98.0 + number, "finished": 100.0 + number}])
     shown = standing.progress(now=130.0)
-    assert shown.rate == pytest.approx(3 / 30)
+    assert shown.rate == pytest.approx(15 / 32)
     assert shown.nfe == {"control": 100, "spot b4": 96, "spot b8": 92, "stale b4": 96, "stale b8": 92}
+    assert shown.nfe_ratio["spot b8"] == pytest.approx(100 / 92)
     assert standing.progress(now=900.0).rate == 0.0
 
 
@@ -123,27 +132,38 @@ def test_a_text_that_is_not_scored_is_to_score(folder):
 
 
 def test_failures_are_grouped_by_error_whatever_its_numbers(folder):
-    standing = standing_of(folder)
-    (first, second, third), cell = list(standing.results)[:3], standing.sweep.cells[0]
-    for sample, error, cause in (
-        (first, "RuntimeError: 3 of 8 at 0x7f", None),
-        (second, "RuntimeError: 5 of 8 at 0x9c", None),
-        (third, "OutOfMemoryError: no room", "oom-cuda"),
+    standing = Standing(standing_of(folder).sweep)
+    cell, other = standing.sweep.cells[:2]
+    failed = {"kind": "decode", "status": "failed", "attempt": 1, "started": 1.0, "finished": 1.0}
+    for cell_key, row, error, cause in (
+        (cell.key, standing.sweep.rows[cell.key][0], "RuntimeError: 3 of 8 at 0x7f", None),
+        (cell.key, standing.sweep.rows[cell.key][1], "RuntimeError: 5 of 8 at 0x9c", None),
+        (other.key, standing.sweep.rows[other.key][0], "OutOfMemoryError: no room", "oom-cuda"),
     ):
-        standing._failed[sample] = {"status": "failed", "error": error, "cause": cause}
+        standing.add([failed | {"cell": cell_key, "row": row, "error": error, "cause": cause}])
     groups = standing.failures()
     assert [(group.cause, group.count) for group in groups] == [("RuntimeError", 2), ("oom-cuda", 1)]
     assert groups[0].error == "RuntimeError: 3 of 8 at 0x7f"
-    assert cell.label in groups[0].cells
-    shown = width_80(failures_table(groups))
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "RuntimeError: 3 of 8" in shown
+    assert groups[0].cells == (cell.label,)
+    shown = standing.progress(now=2.0)
+    assert shown.causes == {"RuntimeError: 3 of 8 at 0x7f": 2, "OutOfMemoryError: no room": 1}
+    assert [failed.cell for failed in shown.recent] == [other.label, cell.label, cell.label]
+    table = width_80(failures_table(groups))
+    assert max(map(len, table.splitlines())) <= 80
+    assert "RuntimeError: 3 of 8" in table
+
+
+def test_what_the_driver_says_of_its_workers_is_there_for_whoever_sees_the_store(tmp_path):
+    assert read_workers(tmp_path) == {}
+    write_workers(tmp_path, {"m": {"busy": 2}, "": {"waiting": 1}})
+    assert read_workers(tmp_path) == {"m": {"busy": 2}, "": {"waiting": 1}}
 
 
 def test_what_json_says_has_plain_values_alone(folder):
     standing = standing_of(folder, Fakes(failing=frozenset([("spot", f"r{i}") for i in range(40)])))
-    told = json.loads(json.dumps(standing.as_dict(driver=None, now=3.0)))
+    told = json.loads(json.dumps(standing.as_dict(None, standing.progress(3.0, {"m": {"busy": 1}}))))
     assert (told["samples"], told["samples_done"], told["failed"]) == (15, 15, 6)
+    assert (told["workers"], told["causes"]) == ({"m": {"busy": 1}}, {"ValueError: no": 6})
     assert told["failures"][0]["error"] == "ValueError: no"
     assert told["table"][0]["state"] == "done"
 

@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -243,43 +245,71 @@ def test_a_head_that_starts_anew_submits_what_it_left_unfinished(head):
 # ---- really
 
 
-@pytest.mark.byhand
-@pytest.mark.ray
-def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(tmp_path, monkeypatch, capfd):
-    """A cluster of three nodes on this machine, with one core each."""
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The dashboard of a cluster of three nodes on this machine, with a core each.
+
+    Each has a folder of its own, as machines have: a node unpacks what is shipped over what lies in its folder.
+    """
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20, "dashboard_agent_listen_port": 0}
-    port = 20000 + os.getpid() % 10000
-    cluster = Cluster(True, head_node_args={**node, "include_dashboard": True, "dashboard_port": port})
-    try:
-        for _ in range(2):
-            cluster.add_node(**node)
-        address = f"http://127.0.0.1:{port}"
-        grid = ["drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "mlflow=null", f"store={tmp_path}"]
-        there = ["--address", address]
-        command = [sys.executable, "launch.py", "submit", "quickstart", "workers.count=2", *grid, *there]
-        _wait(lambda: subprocess.run([*command, "limit=1000"], cwd=ROOT).returncode == 0)  # its process is gone then
-        follower = subprocess.Popen([sys.executable, "launch.py", "logs", "quickstart", *there], cwd=ROOT)
-        _wait(lambda: Ledger(tmp_path / "quickstart").results())
-        follower.kill()
-        follower.wait()
-        assert subprocess.run([*command, "limit=1000"], cwd=ROOT).returncode == 2  # it is at work
-        assert main(["stop", "quickstart", *there]) == 0
-        assert "STOPPED" in capfd.readouterr().out
-        assert not (tmp_path / ".spot-sweeps" / "quickstart").exists()
-        time.sleep(1.0)  # two submissions within a second would have one name
-        assert main(["submit", "quickstart", "workers.count=2", "limit=4", *grid, *there]) == 0
-        assert main(["logs", "quickstart", *there]) == 0
-        followed = capfd.readouterr()
-        assert "report:" in followed.out
-        assert "SUCCEEDED" in followed.err
-        assert main(["status", "quickstart", f"store={tmp_path}"]) == 0
-        assert "8/8 samples" in capfd.readouterr().out
-    finally:
-        cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short: sockets
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_worker_niceness", "0")  # as clusters/ has it; a nice worker starves on a busy machine
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        one = {"num_cpus": 1, "object_store_memory": 100 << 20, "dashboard_agent_listen_port": 0}
+        nodes = Cluster(shutdown_at_exit=True)
+        try:
+            nodes.add_node(**one, include_dashboard=True, dashboard_port=_free_port())
+            for number in (1, 2):
+                nodes.add_node(**one, temp_dir=f"{folder}/{number}")
+            yield f"http://{nodes.webui_url}"
+        finally:
+            nodes.shutdown()
+
+
+@pytest.mark.service("minutes")
+@pytest.mark.ray
+def test_a_submitted_sweep_outlives_who_submitted_it_and_is_stopped_and_resumed(cluster, tmp_path, capfd):
+    there, store = ["--address", cluster], f"store={tmp_path}"
+    axes = ["drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "task.arith.size=20000", "decode.gen_length=32"]
+    grid = ["workers.count=2", *axes, "mlflow=null", store]
+    command = [sys.executable, "launch.py", "submit", "quickstart", *grid, "limit=20000", *there]
+    client = jobs.connect(cluster)
+    _wait(lambda: subprocess.run(command, cwd=ROOT).returncode == 0)  # a head that has just started takes no job yet
+
+    def decoded():
+        job = jobs.find(client, "quickstart")
+        assert jobs.ended(client, job) is None, client.get_job_logs(job.submission_id)
+        return Ledger(tmp_path / "quickstart").results()
+
+    _wait(decoded)  # and the process that submitted it is long gone
+    assert main(["status", "quickstart", store]) == 0
+    assert " samples, 0 failed" in (said := capfd.readouterr().out)
+    assert "a driver is at work" in said
+    assert main(["submit", "quickstart", *grid, *there]) == 2
+    assert "is at work on the cluster" in capfd.readouterr().err
+    assert main(["stop", "quickstart", *there]) == 0
+    assert "STOPPED" in capfd.readouterr().out
+    assert not (tmp_path / ".spot-sweeps" / "quickstart").exists()
+    assert main(["logs", "quickstart", *there]) == 1
+    assert "stopping after what is in flight" in capfd.readouterr().out
+
+    rows = len(Ledger(tmp_path / "quickstart").results()) // 2 + 4
+    assert main(["submit", "quickstart", *grid, f"limit={rows}", *there]) == 0
+    assert main(["logs", "quickstart", *there]) == 0
+    followed = capfd.readouterr()
+    assert "report:" in followed.out
+    assert "SUCCEEDED" in followed.err
+    assert main(["status", "quickstart", store]) == 0
+    assert f"{2 * rows}/{2 * rows} samples, 0 failed" in capfd.readouterr().out
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _wait(condition, seconds=600.0):

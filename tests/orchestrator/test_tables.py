@@ -260,7 +260,9 @@ def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_n
     page = Tables()
     page.feed(text := tables.to_html(tables.main(merged(*paper()))))
     assert page.open == [] and {sum(span for _, span in row) for row in page.rows} == {9}
-    assert page.rows[0] == [["", 1], ["gsm8k", 4], ["mbpp", 4]] and "<b>20.0</b> <small>±2.0</small>" in text
+    assert (
+        page.rows[0] == [["", 1], ["gsm8k", 4], ["mbpp", 4]] and '<b>20.0</b> <small class="below">±2.0</small>' in text
+    )
     hostile = tables.to_html(tables.long(merged(sweep(FakeCell("h", HOSTILE, 4)), [])))
     assert "<b>" not in hostile and "&lt;b&gt;" in hostile
     assert tables.html_page(tables.main(merged(*two_rows())), "<x>").startswith("<!doctype html>")
