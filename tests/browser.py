@@ -98,6 +98,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver"), env=os.environ | {"HOME": str(profile)}))
     try:
+        driver.get("about:blank")  # the page of a new tab goes on loading its parts
         yield Browser(driver)
     finally:
         driver.quit()
