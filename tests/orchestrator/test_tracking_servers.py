@@ -125,7 +125,7 @@ def test_a_server_that_asks_who_is_there_is_told_by_the_environment_and_says_no_
 def test_a_server_that_goes_away_and_comes_back_gets_what_it_missed(mlflow_server, tmp_path, monkeypatch):
     """A process of its own, ended and begun again on its port, as a machine that restarts."""
     monkeypatch.setattr(tracking.Mirror, "_work", lambda self: None)  # its turns are taken in this thread
-    sweep, now, port = on_disk(tmp_path, CONTROL, SPOT), [0.0], mlflow_store.free_port()
+    sweep, now, port = on_disk(tmp_path, CONTROL, SPOT), [0.0], mlflow_store.free_port(20_000 + os.getpid() % 20_000)
     append(sweep, RECORDS[:2])
     with mlflow_server(SERVER, tmp_path, port) as uri:
         mirror = tracking.Mirror(uri, sweep, clock=lambda: now[0])
