@@ -553,7 +553,7 @@ def report(
     Ratios are against the draft-free control, or baseline=METHOD, as in baseline=spiffy; baseline=SWEEP:METHOD is one
     of another sweep, for threshold decoding beside one position a pass.
 
-    JSON: report (the page), table: a line a cell, with every number that the page has.
+    JSON: report (the page, with --format terminal), table: a line a cell, with every number that the page has.
     """
     answer = context.with_resource(answering(as_json))
     baseline = [text.removeprefix("baseline=") for text in overrides or [] if text.startswith("baseline=")]
@@ -619,9 +619,7 @@ def compare(
     from orchestrator import published, results, tables
 
     answer, console = context.with_resource(answering(as_json)), Console()
-    figures = None
-    if other == "published" or other.endswith(".yaml"):
-        figures = published.every() if other == "published" else published.read(published.find(other))
+    figures = published.named(other)
     ours = results.load(_viewed(name, overrides))
     if figures is not None:
         met, unmet = comparing.of_published(ours, figures)

@@ -87,13 +87,22 @@ def every() -> list[Figure]:
     return [figure for path in sorted(FOLDER.glob("*.yaml")) for figure in read(path)]
 
 
-def find(name: str) -> Path:
-    """The file `name`: a path, or one of configs/published. UserError where there is none."""
-    for path in (Path(name), FOLDER / name):
-        if path.is_file():
-            return path
-    files = sorted(path.name for path in FOLDER.glob("*.yaml"))
-    raise UserError(configs.COMMAND_LINE, name, f"no such file of published figures; known: {configs.listed(files)}")
+def named(name: str) -> list[Figure] | None:
+    """The figures of `published`, which is all, or of a file: a path, or one of configs/published.
+
+    None for what names a sweep: no file.yaml, or a grid's. UserError for a file.yaml that is not there.
+    """
+    if name == "published":
+        return every()
+    if not name.endswith(".yaml"):
+        return None
+    path = next((path for path in (Path(name), FOLDER / name) if path.is_file()), None)
+    if path is None:
+        files = sorted(path.name for path in FOLDER.glob("*.yaml"))
+        raise UserError(
+            configs.COMMAND_LINE, name, f"no such file; of published figures there are {configs.listed(files)}"
+        )
+    return read(path) if configs.read(path).keys() & {"sources", "figures"} else None
 
 
 def read(path: Path) -> list[Figure]:

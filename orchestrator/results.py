@@ -371,6 +371,11 @@ def ratio(seeds: Sequence[Terms], base: Sequence[Terms] = ()) -> Ratio:
     return Ratio(value, float(low), float(high))
 
 
+def ratio_interval(above: np.ndarray, below: np.ndarray) -> tuple[float | None, float | None]:
+    """That interval of sum(above) / sum(below), of a number each a row."""
+    return ratio([Terms(np.arange(len(above)), above, below)])[1:]
+
+
 @lru_cache(maxsize=16)
 def _resamples(rows: int) -> np.ndarray:
     """How often each row is drawn in each resample (resamples, rows). The same draws for every cell of that size."""

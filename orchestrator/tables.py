@@ -329,6 +329,9 @@ def _grids(panel: Panel, width: int) -> list[RenderableType]:
     needed = [max(len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
               for column, stacks in zip(panel.columns, cells, strict=True)]  # fmt: skip
     gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(needed))]
+    for names, start, size in _groups(panel.columns):  # no heading is wider than what it stands over
+        heading = max((len(name) + 4 for name in names), default=0)
+        needed[start] += max(0, heading + gaps[start] - sum(needed[i] + gaps[i] for i in range(start, start + size)))
     pieces: list[list[int]] = [[]]
     room = width - needed[0]
     for _, group in groupby(range(1, len(panel.columns)), lambda index: panel.columns[index].groups):
@@ -464,10 +467,15 @@ def _latex_panel(panel: Panel) -> Iterator[str]:
 
 def _spans(columns: Sequence[Column], depth: int) -> list[tuple[str, int, int]]:
     """The headings at `depth` of the groups: name (empty over a column without), first column, number of columns."""
+    return [(names[-1] if names else "", start, size) for names, start, size in _groups(columns, depth + 1)]
+
+
+def _groups(columns: Sequence[Column], levels: int | None = None) -> list[tuple[tuple[str, ...], int, int]]:
+    """Columns side by side with the same outer `levels` of groups: these, the first column, the number of columns."""
     found = []
-    for groups, indices in groupby(range(len(columns)), lambda index: columns[index].groups[: depth + 1]):
+    for names, indices in groupby(range(len(columns)), lambda index: columns[index].groups[:levels]):
         members = list(indices)
-        found.append((groups[-1] if groups else "", members[0], len(members)))
+        found.append((names, members[0], len(members)))
     return found
 
 

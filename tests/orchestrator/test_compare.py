@@ -10,7 +10,9 @@ import launch
 from orchestrator import compare, published, results
 from orchestrator.errors import UserError
 from tests.fake_sweep import control, decode, on_disk, real_cell, score
+from tests.orchestrator.fakes import Fakes
 
+pytest_plugins = ["tests.s3"]
 CONTROL, SPOT, SSD = real_cell(), real_cell("spot", 8), real_cell("ssd", 8)
 
 
@@ -123,6 +125,19 @@ def test_compare_prints_the_table_or_answers_in_json(tmp_path, capsys, monkeypat
     assert launch.main(["compare", first, second, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cells"][1]["passes"]["value"] == 1.25 and found["wins_ties_losses"] == [1, 1, 0]
+
+
+def test_a_sweep_on_s3_meets_one_in_a_folder_by_name(s3, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "_print_results", lambda console, folder: {})  # no report is asked for here
+    small = ("workers.executor=inline", "mlflow=null", "limit=2", "budgets=[0,8]", "temperatures=[0]")
+    for store in ("runs", "s3://bucket/runs"):
+        assert launch.main(["run", "quickstart", *small, f"store={store}"], Fakes().backend()) == 0
+    capsys.readouterr()
+    assert launch.main(["compare", "quickstart", "s3://bucket/runs/quickstart"]) == 0
+    printed = capsys.readouterr().out
+    assert "3 cells in both, 3 with common samples; in 3, every text and NFE is the same" in printed
+    assert "A: runs/quickstart\nB: s3://bucket/runs/quickstart\n" in printed
 
 
 # ---- published figures
@@ -259,8 +274,16 @@ def test_a_malformed_file_is_one_line_with_the_key(tmp_path, capsys, change, wro
 def test_a_file_of_another_form_is_refused(tmp_path, text, wrong):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        published.read(published.find(str(tmp_path / "mine.yaml")))
+        published.read(tmp_path / "mine.yaml")
     assert str(error.value).startswith(f"{tmp_path / 'mine.yaml'}: {wrong}")
+
+
+def test_a_sweep_may_be_named_by_its_grid_file_and_a_file_that_is_not_there_is_a_mistake(tmp_path):
+    (tmp_path / "grid.yaml").write_text("name: first\nmodels: [tiny]\n")
+    assert published.named(str(tmp_path / "grid.yaml")) is None and published.named("first") is None
+    assert len(published.named("published")) > len(published.named("spot.yaml")) > 0
+    with pytest.raises(UserError, match=r"no.yaml: no such file; of published figures there are blockspec.yaml, "):
+        published.named("no.yaml")
 
 
 def test_a_range_that_is_none_is_refused(tmp_path):

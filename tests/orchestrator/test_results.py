@@ -155,6 +155,7 @@ def test_an_interval_holds_the_ratio_and_is_the_same_every_time():
 
 def test_one_row_has_no_interval():
     assert results.ratio([terms([60], [20])]) == (3.0, None, None)
+    assert results.ratio_interval(np.array([60.0]), np.array([20.0])) == (None, None)
 
 
 def test_seeds_of_one_prompt_do_not_count_as_prompts():

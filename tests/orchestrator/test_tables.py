@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -51,6 +52,12 @@ def paper(tasks=("gsm8k", "mbpp"), budgets=(8, 20), seeds=(0, 1, 2), rows=4):
     return sweep(*cells, rows=rows), records
 
 
+@cache
+def paper_rows():
+    """What the tables of `paper()` are made of; no test changes it."""
+    return merged(*paper())
+
+
 def printed(sheet, width):
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(tables.terminal(sheet, width))
@@ -67,7 +74,7 @@ def entry(sheet, method, column, panel=0):
 
 
 def test_the_main_table_has_a_line_a_method_and_for_each_task_and_budget_passes_and_throughput():
-    (panel,) = tables.main(merged(*paper())).panels
+    (panel,) = tables.main(paper_rows()).panels
     assert panel.title == "tiny · T = 0 · 64 tokens"
     assert [line.entries[0].text for line in panel.lines] == ["control", "spot", "ssd", "oracle-positions †"]
     assert [c.groups for c in panel.columns[1::2]] == [
@@ -79,7 +86,7 @@ def test_the_main_table_has_a_line_a_method_and_for_each_task_and_budget_passes_
 
 
 def test_numbers_are_means_over_seeds_with_their_deviation_and_the_control_is_shown_at_every_budget():
-    sheet = tables.main(merged(*paper()))
+    sheet = tables.main(paper_rows())
     spot = entry(sheet, "spot", "gsm8k budget 8 NFE")
     assert (spot.text, spot.spread) == ("20.0", "2.0")
     assert (
@@ -91,7 +98,7 @@ def test_numbers_are_means_over_seeds_with_their_deviation_and_the_control_is_sh
 
 
 def test_the_best_is_bold_and_an_oracle_never_is():
-    sheet = tables.main(merged(*paper()))
+    sheet = tables.main(paper_rows())
     best = {(line.entries[0].text, i) for line in sheet.panels[0].lines for i, e in enumerate(line.entries) if e.best}
     assert {name for name, _ in best} == {"spot"} and {i for _, i in best if i % 2} == {1, 3, 5, 7}
     assert entry(sheet, "oracle-positions †", "gsm8k budget 8 thr. ratio").text == "–"
@@ -99,7 +106,7 @@ def test_the_best_is_bold_and_an_oracle_never_is():
 
 
 def test_times_that_are_the_same_are_tied():
-    sheet = tables.main(merged(*paper()))  # every method takes a second
+    sheet = tables.main(paper_rows())  # every method takes a second
     assert entry(sheet, "ssd", "gsm8k budget 8 thr. ratio").marks == "≈"
     assert any(note.startswith("≈ tied") for note in sheet.notes)
 
@@ -163,6 +170,15 @@ def test_the_main_table_fits_its_terminal_and_every_number_is_whole(width):
     assert text.count("oracle-positions †") == (4 if width == 80 else 1)  # the table goes on below where it is cut
 
 
+def test_headings_stand_over_their_columns_even_where_the_numbers_are_narrow():
+    plan = sweep(CONTROL, SPOT, FakeCell("e", "spot", 2000, task="arith"))
+    records = [decode("s", "r0", 2, 4), decode("s", "r1", 2, 4), control("c", "r0", 4), control("c", "r1", 4)]
+    _, task, budgets, names, first, *_ = printed(tables.main(merged(plan, records)), 80).splitlines()
+    ends = [match.end() for match in re.finditer(r"─+ budget \d+ ─+", budgets)]
+    assert ends == [match.end() for match in re.finditer("thr.", names)] and len(task.rstrip()) == ends[-1]
+    assert first[ends[0] - 4 : ends[0]] == "1.00"
+
+
 # ---- the long table
 
 
@@ -222,7 +238,7 @@ def test_csv_keeps_full_precision_and_one_line_a_cell():
 
 
 def test_markdown_is_one_table_with_as_many_cells_in_every_line():
-    lines = tables.to_markdown(tables.main(merged(*paper()))).splitlines()
+    lines = tables.to_markdown(tables.main(paper_rows())).splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + 4 and len({row.count("|") for row in rows}) == 1
     assert rows[0].startswith("| method | gsm8k budget 8 NFE | gsm8k budget 8 thr. ratio |")
@@ -258,7 +274,7 @@ HOSTILE = r"a_b%&#{x}$^~\<b>"
 
 def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_name_escaped():
     page = Tables()
-    page.feed(text := tables.to_html(tables.main(merged(*paper()))))
+    page.feed(text := tables.to_html(tables.main(paper_rows())))
     assert page.open == [] and {sum(span for _, span in row) for row in page.rows} == {9}
     assert (
         page.rows[0] == [["", 1], ["gsm8k", 4], ["mbpp", 4]] and '<b>20.0</b> <small class="below">±2.0</small>' in text
@@ -284,14 +300,14 @@ def test_latex_is_booktabs_with_as_many_cells_in_every_line_and_every_name_escap
         assert all(set(unescaped(line)) <= {"&"} for line in body)
         assert r"a\_b\%\&\#\{x\}\$\textasciicircum{}\textasciitilde{}\textbackslash{}\textless{}b\textgreater{}" in text
         assert [text.count(rule) for rule in (r"\toprule", r"\bottomrule", r"\end{tabular}")] == [1, 1, 1]
-    assert r"\textbf{20.0}{\scriptsize$\pm$2.0}" in tables.to_latex(tables.main(merged(*paper())))
+    assert r"\textbf{20.0}{\scriptsize$\pm$2.0}" in tables.to_latex(tables.main(paper_rows()))
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex; Debian's texlive-latex-recommended has it")
 def test_latex_compiles(tmp_path):
     plan, records, scores = two_rows(identical=False, difference="bug", per_gpu=2)
     hostile = merged(sweep(*plan.cells, FakeCell("h", HOSTILE, 4), FakeCell("g", "spot-γ", 4), rows=3), records, scores)
-    sheets = [layout(rows) for rows in (hostile, merged(*paper())) for layout in (tables.main, tables.long)]
+    sheets = [layout(rows) for rows in (hostile, paper_rows()) for layout in (tables.main, tables.long)]
     head = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs}\\begin{document}\n"
     (tmp_path / "t.tex").write_text(head + "\n".join(map(tables.to_latex, sheets)) + "\\end{document}\n")
     ran = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
