@@ -51,6 +51,12 @@ def usual(tmp_path_factory):
     return page(tmp_path_factory.mktemp("sweep"))
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Pages take a moment less."""
+    monkeypatch.setattr(report, "MOST_GROUPS", 0)
+
+
 def data(text):
     """What the page's script is given."""
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
@@ -81,7 +87,7 @@ def test_the_page_has_tables_figures_verdict_and_samples(usual):
     assert "8 of 8 samples;" in usual and data(usual)["texts"] == ["text of r0", "text of r1"]
 
 
-def test_the_share_of_the_position_oracle_is_shown_where_there_is_one(tmp_path, usual):
+def test_the_share_of_the_position_oracle_is_shown_where_there_is_one(tmp_path, usual, no_figures):
     oracle = real_cell("oracle-positions", 4, method="oracle", drafter_options=(("knows", "positions"),))
     made = [control(CONTROL.key, "r0", 60), decode(SPOT.key, "r0", 30, 60), decode(oracle.key, "r0", 20, 60)]
     text = page(tmp_path, cells=(CONTROL, SPOT, oracle), made=made)
@@ -120,7 +126,7 @@ def test_the_same_records_give_the_same_page(tmp_path, usual):
 EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
 
 
-def test_whatever_a_model_a_row_or_an_error_says_is_text(tmp_path):
+def test_whatever_a_model_a_row_or_an_error_says_is_text(tmp_path, no_figures):
     row = f"r0{EVIL}"
     made = [
         control(CONTROL.key, "r0", 60) | {"text": EVIL},
@@ -152,7 +158,7 @@ def test_a_sweep_without_records_has_a_page_too(tmp_path, cells):
 DIFFERENT = {"identical": False, "text": "other", "text_sha": "x"}
 
 
-def test_losslessness_is_counted_by_method_and_differing_samples_are_listed(tmp_path):
+def test_losslessness_is_counted_by_method_and_differing_samples_are_listed(tmp_path, no_figures):
     made = [
         control(CONTROL.key, "r0", 60),
         decode(SSD.key, "r0", 20, 60, difference="numeric", **DIFFERENT),
