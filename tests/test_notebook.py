@@ -78,7 +78,7 @@ def test_a_sweep_is_run_tabulated_and_plotted(executed):
     assert (store / "notebook" / "report.html").is_file()
     shown = [output.data for output in outputs(made, "display_data")]
     (table,) = [data["text/markdown"] for data in shown if "text/markdown" in data]
-    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in table.splitlines() if line[0:1] == "|"][2:]
     assert [" ".join(row[:2]) for row in rows] == ["control 0", "spot 8", "spot 20", "stale 8", "stale 20"]
     assert all(row[-2:] == ["100.0%", "2/2"] for row in rows)
     assert len([data for data in shown if "image/png" in data]) == 2

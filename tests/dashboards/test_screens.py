@@ -55,10 +55,13 @@ def sweep(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mlflow(sweep):
     """The address of what `launch.py ui` starts."""
-    from tests.servers import wait_for
+    from tests.servers import free_port, wait_for
 
     log = sweep.folder.parent / "ui.log"
-    command = [sys.executable, "launch.py", "ui", "first", f"store={sweep.folder.parent}"]
+    # at a port that no other `ui`, which is slow to take the one it has chosen, may choose, too
+    program = f"from orchestrator import mlflow_store; mlflow_store.free_port = lambda: {free_port()}; "
+    program += f"import launch; launch.main(['ui', 'first', 'store={sweep.folder.parent}'])"
+    command = [sys.executable, "-c", program]
     quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     with log.open("w") as output:
         server = subprocess.Popen(command, cwd=ROOT, env=quiet, stdout=output, stderr=output, start_new_session=True)
