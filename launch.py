@@ -718,12 +718,12 @@ def ui(
     if (root := mlflow_store.artifact_root(uri, store)) is None:
         print(uri)
         return
-    port = str(mlflow_store.free_port())
+    page, port = mlflow_store.runs_page(uri), str(mlflow_store.free_port())
     for name, value in mlflow_store.ALONE.items():
         os.environ.setdefault(name, value)
     where = ["--backend-store-uri", uri, "--default-artifact-root", root]
     command = [sys.executable, "-m", "mlflow", "ui", *where, "--port", port, "--workers", "1"]
-    print(f"http://127.0.0.1:{port} has MLflow at {uri} in some seconds; Ctrl-C ends it", flush=True)
+    print(f"http://127.0.0.1:{port}/{page} has MLflow at {uri} in some seconds; Ctrl-C ends it", flush=True)
     os.execv(command[0], command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "spot-sweeps"
 ALONE = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # what `ui` does without
+
+_AXES = ("model", "task", "drafter", "budget", "temperature", "seed")
+_NUMBERS = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")
+_COLUMNS = [*(f"params.`{axis}`" for axis in _AXES), *(f"metrics.`summary/{number}`" for number in _NUMBERS)]
+_VIEW = {"mlflow.sharedViewState.spot": json.dumps({"selectedColumns": _COLUMNS})}  # as MLflow 3.17 keeps a shared view
 
 
 def connect(uri: str) -> MlflowClient:
@@ -67,11 +73,23 @@ def experiment(client: MlflowClient, uri: str, sweep: Sweep) -> str:
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
         location = artifact_root(uri, sweep.folder.parent)
-        return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=_VIEW))
     if found.lifecycle_stage != "active":
         wrong = f"its experiment {EXPERIMENT} was deleted"
         raise UserError(uri, "", f"{wrong}; mlflow experiments restore -x {found.experiment_id} brings it back")
+    for name, value in _VIEW.items() - found.tags.items():
+        client.set_experiment_tag(found.experiment_id, name, value)
     return str(found.experiment_id)
+
+
+def runs_page(uri: str) -> str:
+    """Where on MLflow's pages the runs are, with the columns that tell cells apart; "" before the first sweep."""
+    try:
+        found = connect(uri).get_experiment_by_name(EXPERIMENT)
+    except Exception as failure:
+        raise UserError(uri, "", why(failure)) from None
+    shown = "viewStateShareKey=spot&workflowType=machine_learning"
+    return f"#/experiments/{found.experiment_id}/runs?{shown}" if found else ""
 
 
 def search(client: MlflowClient, experiment: str, sweep: Sweep) -> list[Run]:

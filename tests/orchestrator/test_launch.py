@@ -316,7 +316,7 @@ def test_ui_runs_mlflow_on_the_sweeps_store(tmp_path, monkeypatch, capsys):
     assert called[0][1:8] == ["-m", "mlflow", "ui", *where]
     port = int(called[0][called[0].index("--port") + 1])
     assert port > 5000
-    assert f"http://127.0.0.1:{port} has MLflow at sqlite:///{tmp_path}/mlflow.db" in capsys.readouterr().out
+    assert f"http://127.0.0.1:{port}/ has MLflow at sqlite:///{tmp_path}/mlflow.db" in capsys.readouterr().out
 
 
 def test_ui_of_a_server_is_its_address(tmp_path, capsys):

@@ -158,7 +158,8 @@ def test_ui_serves_the_runs_and_their_artifacts(mlflow_server, uri, tmp_path, sw
     command = [sys.executable, str(ROOT / "launch.py"), "ui", str(sweep.folder)]
     port = mlflow_store.free_port()
     with mlflow_server(command, tmp_path, port, PYTHONPATH=str(ROOT)) as address:
-        assert f"{address} has MLflow at {uri}" in (tmp_path / "log").read_text()
+        said = (tmp_path / "log").read_text()
+        assert said.startswith(f"{address}/#/experiments/1/runs?") and f" has MLflow at {uri}" in said
         found = requests.get(f"{address}/api/2.0/mlflow/runs/get", {"run_id": run_id}, timeout=30).json()
         assert found["run"]["info"]["run_name"] == SPOT.label
         page = requests.get(
