@@ -221,7 +221,7 @@ def test_generations_plots_tables_and_the_page_are_artifacts(uri, tmp_path):
     where = client.download_artifacts(found[SPOT.key].info.run_id, "generations.json", str(tmp_path))
     table = json.loads(Path(where).read_text())
     assert [line[table["columns"].index("text")] for line in table["data"]] == ["text of r0", "text of r1"]
-    assert "3.50" in found[None].data.tags["mlflow.note.content"]
+    assert "| spot | 20.0 | 2.00 |" in found[None].data.tags["mlflow.note.content"]
 
 
 def test_what_launch_hands_in_draws_figures(tmp_path):
