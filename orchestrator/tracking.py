@@ -30,6 +30,7 @@ __all__ = ["Drawings", "Mirror", "rebuild", "sample_metrics", "why"]
 
 TURN_SECONDS = 5.0  # between two looks at the ledger
 RETRY_SECONDS = 30.0  # after a failure, before the server is tried again
+SETTLING = 0.03  # of a core, that finished cells' summaries and figures take while the sweep decodes; the rest waits
 _LINES = 10_000  # that are read at once: the driver may want to end in between
 _PENDING = 100_000  # lines that wait for their cell's batch to be full while there is more to read
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Mirror:
         self._pushed = 0
         self._at: tuple[Runs, Projection] | None = None
         self._mirrored = 0
-        self._retry_at = float("-inf")
+        self._retry_at = self._settle_at = float("-inf")
         self._status: Status | None = None
         self._ended = Event()
         self._thread = Thread(target=self._work, name="mlflow-mirror", daemon=True)
@@ -118,8 +119,10 @@ class Mirror:
         else:  # what S3 has is durable
             catch_up(runs, projection, count=self._count)
             self._durable_before = projection.read - pushed
-        if settles:
+        if settles and self._clock() >= self._settle_at:
+            busy = time.thread_time()
             runs.settle(projection)
+            self._settle_at = self._clock() + (time.thread_time() - busy) / SETTLING
         self.behind = False
         return runs, projection
 

@@ -556,7 +556,7 @@ class Shown:
     """In the place of `Runs`: notes the lines that it is shown, and fails as often as it is told to."""
 
     def __init__(self, failures=0):
-        self.failures, self.lines, self.status = failures, 0, None
+        self.failures, self.lines, self.status, self.settled = failures, 0, None, 0
 
     def send(self, projection, full_only=False):
         if self.failures:
@@ -564,7 +564,8 @@ class Shown:
             raise ConnectionError("server away")
         self.lines = projection.read
 
-    def settle(self, projection): ...
+    def settle(self, projection):
+        self.settled += 1
 
     def finish(self, projection, status):
         self.status = status
@@ -601,6 +602,17 @@ def test_after_a_failure_the_server_is_left_alone_for_a_while_then_shown_all(tur
         found.append((shown.lines, mirror.lag, mirror.error))
     away = "ConnectionError: server away"
     assert found == [(0, 1, away), (0, 1, away), (1, 0, away)]
+
+
+def test_figures_take_a_small_share_of_a_core_from_a_sweep_that_runs(turns, monkeypatch):
+    mirror, shown, _, now = turns
+    busy = iter([0.0, 0.6, 10.0, 10.0, 20.0, 20.0])  # the first figures take 0.6 s of the thread's time
+    monkeypatch.setattr(tracking.time, "thread_time", lambda: next(busy))
+    found = []
+    for now[0] in (0.0, 10.0, 21.0, 26.0):
+        mirror._step()
+        found.append(shown.settled)
+    assert found == [1, 1, 2, 3]
 
 
 def test_a_server_that_stays_away_is_complained_about_once(turns, caplog):
