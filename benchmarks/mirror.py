@@ -9,7 +9,7 @@ as the mirror sends, 1000 a request by MlflowClient.log_batch, to as many runs, 
 ledger and sends it, `finish` gives every cell its summary, generations and figures, and `again` finds nothing to do.
 SQLite in a temporary folder; 5 GB of disk for all of it.
 
-A pair is one small sweep in this process's place, with the server (a process of its own on this machine) running and
+A pair is one small sweep by one Ray actor, with the server (a process of its own on this machine) running and
 one with it stopped, in alternating order; the rate is samples a second from the first record's start to the last end.
 """
 
@@ -38,7 +38,7 @@ from ledger import METHODS, records_of, sweep  # noqa: E402
 from orchestrator.ledger import Ledger, read_sweep, write_sweep  # noqa: E402
 from orchestrator.segments import read_segments  # noqa: E402
 
-SWEEP = ("quickstart", "drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "workers.executor=inline")
+SWEEP = ("quickstart", "drafters=[spot]", "budgets=[0,8]", "temperatures=[0]", "workers.count=1")
 
 
 # ---- parts, each a process; they return what is to be said, and numbers for the ratios

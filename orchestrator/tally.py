@@ -6,9 +6,9 @@ shown = tally.progress(now)
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from orchestrator.grid import Cell
@@ -31,19 +31,6 @@ class Failures:
     rows: tuple[str, ...]
 
 
-@dataclass
-class _Sums:
-    """What a `Share` is made of."""
-
-    planned: int = 0
-    ok: int = 0
-    failed: int = 0
-    passes: int = 0
-    paired: int = 0
-    control: int = 0
-    diagnostic: bool = False
-
-
 class Tally:
     """Running counts, in constant time a record. A record is added once, and only one that the ledger takes."""
 
@@ -51,13 +38,13 @@ class Tally:
         """`rows` are those planned, by cell key."""
         self._cells = {cell.key: cell for cell in cells}
         self._left = {key: len(rows[key]) for key in self._cells}
-        self._sums: dict[tuple[str, str, str], _Sums] = {}
-        self._of_cell: dict[str, _Sums] = {}
+        self._shares: dict[tuple[str, str, str], Share] = {}  # as planned
+        self._sums: dict[tuple[str, str, str], Counter[str]] = {}  # and what came, by its names in `Share`
         for key, cell in self._cells.items():
-            sums = self._sums.setdefault(share_of(cell), _Sums())
-            sums.planned += len(rows[key])
-            sums.diagnostic = cell.method.startswith("oracle")
-            self._of_cell[key] = sums
+            axes, diagnostic = share_of(cell), cell.method.startswith("oracle")
+            planned = self._shares[axes].planned if axes in self._shares else 0
+            self._shares[axes] = Share(*axes, planned + len(rows[key]), diagnostic=diagnostic)
+            self._sums.setdefault(axes, Counter())
         self._cells_done = sum(not left for left in self._left.values())
         self._alike: dict[Sample, tuple[str, str]] = {}  # the group of a failed sample
         self._groups: dict[tuple[str, str], dict[Sample, str]] = {}  # (cause, error without numbers) -> errors
@@ -70,25 +57,23 @@ class Tally:
         `control_nfe` is the number of passes of the control on the same prompt, where it is known.
         """
         key, sample = record["cell"], (record["cell"], record["row"])
-        sums, before = self._of_cell[key], self._alike.pop(sample, None)
+        sums, before = self._sums[share_of(self._cells[key])], self._alike.pop(sample, None)
         if before is None:
             self._left[key] -= 1
             self._cells_done += not self._left[key]
         else:
-            sums.failed -= 1
+            sums["failed"] -= 1
             self._forget(sample, before)
         if at is not None:
             self._finished.append((at, at - (record["finished"] - record["started"])))
             self._latest = max(self._latest, at)
         if record["status"] != "ok":
-            sums.failed += 1
+            sums["failed"] += 1
             self._remember(sample, record)
             return
-        sums.ok += 1
-        sums.passes += record["nfe"]
+        sums.update(ok=1, passes=record["nfe"])
         if control_nfe is not None:
-            sums.paired += record["nfe"]
-            sums.control += control_nfe
+            sums.update(paired=record["nfe"], control=control_nfe)
 
     def _remember(self, sample: Sample, record: Record) -> None:
         cause, error = record.get("cause") or "", str(record["error"])
@@ -130,7 +115,7 @@ class Tally:
         return Progress(
             cells_done=self._cells_done,
             cells=len(self._left),
-            shares=tuple(Share(*axes, **vars(sums)) for axes, sums in self._sums.items()),
+            shares=tuple(replace(share, **self._sums[axes]) for axes, share in self._shares.items()),
             rate=rate,
             seconds_left=left / rate if rate > 0 else None,
             workers=workers or {},

@@ -87,7 +87,7 @@ def test_drafts_change_nothing_in_any_family(
 
 @pytest.mark.parametrize("family", sorted(FOLDERS))
 @pytest.mark.parametrize("threshold", [None, 0.5])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_layout_and_budget_gives_one_text(drafters, family, threshold, temperature):
     target, noise, saved = FAMILIES[family, 8], Noise.keyed(3, "task", family), 0
     for prompt in ([7, 11, 13], [(17 * i) % 149 for i in range(21)]):

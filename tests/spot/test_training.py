@@ -100,6 +100,7 @@ def test_a_training_state_of_other_settings_is_not_continued(tmp_path, monkeypat
         train_target(example, tmp_path, SMALL, quiet)
 
 
+@pytest.mark.service("minutes")
 def test_a_minute_of_training_teaches_the_form_of_an_answer(tmp_path):
     """The command's own settings, but for 100 half batches with a short warm-up; the bundled target took 5,000."""
     torch.set_num_threads(2)
