@@ -64,8 +64,8 @@ class Meeting:
 
     @property
     def is_same(self) -> bool:
-        """Whether every common sample has the same text and as many passes."""
-        return not (self.texts or self.nfe_differs)
+        """Whether every common sample, and there is one, has the same text and as many passes."""
+        return self.n > 0 and not (self.texts or self.nfe_differs)
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,8 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     rows: dict[str, list[dict[str, Any]]] = {}
     for baseline in {figure.baseline for figure in told} & {"control", *drafters}:
         paired = samples if baseline == "control" else results.against(samples, baseline, samples)
-        rows[baseline] = results.over_seeds(results.summary(sweep, paired), paired).to_dict("records")
+        merged = results.over_seeds(results.summary(sweep, paired), paired).to_dict("records")
+        rows[baseline] = [row | {"more_passes": _more_passes(paired, row)} for row in merged]
     found = [Beside(figure, tuple(_ours(figure, rows.get(figure.baseline, []), cells))) for figure in told]
     met, unmet = [one for one in found if one.ours], [one.figure for one in found if not one.ours]
     if not met:
@@ -334,6 +335,12 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     return met, unmet
 
 
+def _more_passes(paired: pd.DataFrame, row: Mapping[str, Any]) -> float | None:
+    """How many more passes than its pair a sample of these cells takes, over those that have one."""
+    own = paired[paired["cell"].isin(row["cells"].values()) & paired["status"].eq("ok")]
+    return _mean((own["nfe"] - own["pair_nfe"]).dropna().to_numpy(float))
+
+
 def _ours(figure: Figure, rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> Iterator[Ours]:
     for row in rows:
         if figure.is_of(cells[next(iter(row["cells"].values()))]):
@@ -341,17 +348,15 @@ def _ours(figure: Figure, rows: Sequence[Mapping[str, Any]], cells: Mapping[str,
             if value is not None:
                 method = f"{results.method_name(row)} · b{row['budget']} · T{row['temperature']:g}"
                 label = f"{row['model']} · {row['task']} · {method}"
-                yield Ours(label, value, low, high, row["n"], row["planned"])
+                yield Ours(label, value, low, high, results.met(row), row["planned"])
 
 
 def _of_row(measure: str, row: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
     """The value and its interval; None where a sweep does not measure it."""
-    if measure in ("passes_saved", "more_passes"):
-        ratio = tuple(row[f"nfe_ratio{end}"] for end in ("", "_low", "_high"))
-        if measure == "passes_saved":
-            value, low, high = (None if one is None else 1 - 1 / one for one in ratio)
-            return value, low, high
-        return None if ratio[0] is None else row["nfe"] * (1 - ratio[0]), None, None
+    if measure == "passes_saved":
+        ratio = (row[f"nfe_ratio{end}"] for end in ("", "_low", "_high"))
+        value, low, high = (None if one is None else 1 - 1 / one for one in ratio)
+        return value, low, high
     return row.get(measure), row.get(f"{measure}_low"), row.get(f"{measure}_high")
 
 

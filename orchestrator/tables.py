@@ -10,6 +10,7 @@ entries; a format writes any Sheet, but CSV, which has the numbers as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,7 +22,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.results import CONTROL, RANKED, is_oracle, method_name, tally
+from orchestrator.results import CONTROL, RANKED, is_oracle, met, method_name, tally
 
 NOTHING = "–"
 _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
@@ -35,7 +36,7 @@ class Entry:
     """A number as it is printed. `spread` is its deviation over seeds, `interval` its 95 % one over prompts.
 
     `marks` are ‡ (timed on a shared GPU), ≈ (tied with the best) and ! (a text differs for no numeric reason); `note`
-    is n/N of what is incomplete, with its failures.
+    is n/N of what is incomplete, with its failures, or how many texts differ within rounding.
     """
 
     text: str
@@ -145,7 +146,17 @@ def _main_entries(row: Mapping[str, Any]) -> list[Entry]:
     partial = row["n"] < row["planned"]
     note, bug = _done(row) if partial else "", bool(row["bug"])
     nfe = _entry(row, "nfe", note=note, partial=partial, bug=bug, marks=_BUG if bug else "")
-    return [nfe, _entry(row, "throughput_ratio", partial=partial)]
+    found = _of(met(row), row["n"]), _within_rounding(row)
+    return [nfe, _entry(row, "throughput_ratio", note=" ".join(filter(None, found)), partial=partial or bool(found[0]))]
+
+
+def _of(k: int, n: int) -> str:
+    """`k/n` where a number is of fewer samples than were decoded."""
+    return f"{k}/{n}" if 0 < k < n else ""
+
+
+def _within_rounding(row: Mapping[str, Any]) -> str:
+    return f"({row['numeric']})" if row["numeric"] else ""
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -162,8 +173,10 @@ def long(rows: pd.DataFrame) -> Sheet:
     pair = records[0]["pair"] if records else "control"
     columns = _long_columns(records, pair)
     lines = [Line(tuple(_long_entry(row, name) for name in columns), _kind(row)) for row in records]
-    notes = _notes(records) if pair == "control" else (_against(records, "Ratios are"), *_tally(rows), *_notes(records))
-    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), notes)
+    against = () if pair == "control" else (_against(records, "Ratios are"), *_tally(rows))
+    unscored = any(_of(row["scored"], row["n"]) for row in records)
+    scored = ("k/n by an accuracy: of the k of n texts that are scored.",) if unscored else ()
+    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), (*against, *_notes(records), *scored))
 
 
 def _long_columns(records: list[dict[str, Any]], pair: str) -> dict[str, Column]:
@@ -197,15 +210,17 @@ def _long_entry(row: Mapping[str, Any], name: str) -> Entry:
         case "budget" | "temperature":
             return Entry(f"{row[name]:g}")
         case "wins":
-            met = row["wins"] + row["ties"] + row["losses"]
-            return Entry(f"{row['wins']}–{row['ties']}–{row['losses']}" if met else NOTHING)
+            return Entry(f"{row['wins']}–{row['ties']}–{row['losses']}" if met(row) else NOTHING)
         case "done":
             return Entry(_done(row), partial=row["n"] < row["planned"])
         case "identical":
-            numeric = f"({row['numeric']})" if row["numeric"] else ""
-            return _entry(row, name, note=numeric, bug=bool(row["bug"]))
+            return _entry(row, name, note=_within_rounding(row), bug=bool(row["bug"]))
+        case "accuracy":
+            found = _of(row["scored"], row["n"])
+            return _entry(row, name, note=found, partial=bool(found))
         case "nfe_ratio":  # it ranks as NFE does
-            return _entry({**row, "nfe_ratio_rank": row["nfe_rank"]}, name)
+            found = _of(met(row), row["n"])
+            return _entry({**row, "nfe_ratio_rank": row["nfe_rank"]}, name, note=found, partial=bool(found))
         case "nfe":
             return _entry({**row, "nfe_rank": None}, name)
     return _entry(row, name) if name in _FORMATS else Entry(str(row[name]))
@@ -216,7 +231,10 @@ def _entry(row: Mapping[str, Any], name: str, marks: str = "", **more: Any) -> E
         return Entry(NOTHING, **more)
     number, rank = _FORMATS[name].format, row.get(f"{name}_rank")
     low, high, deviation = (row.get(f"{name}_{end}") for end in ("low", "high", "sd"))
-    own = name in ("nfe_ratio", "throughput_ratio") and row["method"] == CONTROL  # it is its own pair: 1 by definition
+    own = name in ("nfe_ratio", "throughput_ratio") and (row["method"], row["pair"]) == (
+        CONTROL,
+        "control",
+    )  # by definition 1
     shared = _SHARED if name == "throughput_ratio" and row["shared"] else ""
     return Entry(
         text=number(row[name]),
@@ -237,7 +255,8 @@ def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
     pair = records[0]["pair"] if records else "control"
     if pair == "control":
         return f"{what} against the draft-free control, decoded beside each sample."
-    return f"{what} against {pair} at the same budget, over the samples that both have."
+    at = "" if pair.endswith(":control") else " at the same budget"
+    return f"{what} against {pair}{at}, over the samples that both have."
 
 
 def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -262,6 +281,7 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         ("tied" in ranks, "≈ tied with it: equal as printed, or the 95 % interval of their paired ratio holds 1."),
         (any(row["seeds"] > 1 for row in records), "± is the deviation over seeds."),
         (any(row["n"] < row["planned"] for row in records), "n/N: incomplete, and not ranked; k✗: k samples failed."),
+        (any(_of(met(row), row["n"]) for row in records), "k/n by a ratio: over the k of n samples that have a pair."),
         (any(row["numeric"] for row in records), "(k): k texts differ from the control within rounding."),
         (any(row["bug"] for row in records), "Red, or !: a text differs from the control for no numeric reason."),
         (any(is_oracle(row["method"]) for row in records), "† diagnostic: has seen the answer, untimed, not ranked."),
@@ -405,24 +425,31 @@ def main_csv(rows: pd.DataFrame) -> str:
 
 def to_markdown(sheet: Sheet) -> str:
     """Markdown tables; the best in bold, headings of groups joined to those of their columns."""
-    return "\n".join([*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(" ".join(sheet.notes))])
+    return "\n".join(
+        [*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(_markdown(" ".join(sheet.notes)))]
+    )
 
 
 def _paragraph(text: str) -> list[str]:
     return [text + "\n"] if text else []
 
 
+def _markdown(text: str) -> str:
+    """A name as it is: no markup, no tag, no end of a column."""
+    return re.sub(r"[\\|*_`<\[~$&]", r"\\\g<0>", text)
+
+
 def _markdown_panel(panel: Panel) -> str:
-    title = f"**{panel.title}**\n\n" if panel.title else ""
-    lines = [[" ".join((*column.groups, column.heading)) for column in panel.columns],
+    title = f"**{_markdown(panel.title)}**\n\n" if panel.title else ""
+    lines = [[_markdown(" ".join((*column.groups, column.heading))) for column in panel.columns],
              [":---" if column.words else "---:" for column in panel.columns],
              *([_in_markdown(entry, column) for entry, column in zip(line.entries, panel.columns, strict=True)]
                for line in panel.lines)]  # fmt: skip
-    return title + "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _in_markdown(entry: Entry, column: Column) -> str:
-    number = f"{entry.text} ± {entry.spread}" if entry.spread else entry.text
+    number = _markdown(entry.text) + (f" ± {entry.spread}" if entry.spread else "")
     number = f"**{number}**" if entry.best else number
     interval = f"[{entry.interval}]" if entry.interval and not column.groups else ""
     return " ".join(filter(None, (number, interval, entry.marks, entry.note)))
@@ -432,21 +459,32 @@ _LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"
           "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
           ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", "†": r"$\dagger$",
           "‡": r"$\ddagger$", "≈": r"$\approx$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "✗": " failed",
-          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
+          "[": "{[}", "*": "{*}"}  # fmt: skip  # a line that began with the last two would be an argument of \\
+
+
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+)
+_LATEX |= {
+    letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)
+}
 
 
 def to_latex(sheet: Sheet) -> str:
-    r"""A booktabs `tabular` a panel; needs `\usepackage{booktabs}` and, for a quotation mark in a name, T1 fonts.
+    r"""A booktabs `tabular` a panel, as a paragraph of its own; one wider than the text is shrunk to it.
 
-    Titles and notes are comments: what they say belongs in a caption.
+    Needs `\usepackage{booktabs}`, graphicx where one is shrunk, and, for a quotation mark in a name, T1 fonts. Titles
+    and notes are comments: what they say belongs in a caption.
     """
-    notes = [f"% {note}" for note in sheet.notes]
-    return "\n".join([*("\n".join(_latex_panel(panel)) for panel in sheet.panels), *notes]) + "\n"
+    panels = "\n\n".join("\n".join(_latex_panel(panel)) for panel in sheet.panels)
+    return "\n".join([panels, *(f"% {note}" for note in sheet.notes)]) + "\n"
 
 
 def _latex_panel(panel: Panel) -> Iterator[str]:
     if panel.title:
         yield f"% {panel.title}"
+    yield r"\sbox0{%"
     yield rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in panel.columns)}}}"
     yield r"\toprule"
     for depth in range(max(len(column.groups) for column in panel.columns)):
@@ -462,7 +500,8 @@ def _latex_panel(panel: Panel) -> Iterator[str]:
         for line in lines:
             yield rf"{' & '.join(map(_in_latex, line.entries, panel.columns))} \\"
     yield r"\bottomrule"
-    yield r"\end{tabular}"
+    yield r"\end{tabular}}%"
+    yield r"\noindent\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi"
 
 
 def _spans(columns: Sequence[Column], depth: int) -> list[tuple[str, int, int]]:
@@ -480,7 +519,12 @@ def _groups(columns: Sequence[Column], levels: int | None = None) -> list[tuple[
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(map(_latex_letter, text))
+
+
+def _latex_letter(letter: str) -> str:
+    """What pdflatex can print for `letter`; it knows no other letters than Latin ones."""
+    return _LATEX.get(letter) or (letter if letter <= "\u017f" else f"U+{ord(letter):04X}")
 
 
 def _in_latex(entry: Entry, column: Column) -> str:

@@ -161,6 +161,40 @@ def test_against_another_baseline_the_notes_count_the_cells_won_tied_and_lost():
     assert "spot 4–0–0 by NFE, 0–4–0 by throughput; oracle-positions † 4–0–0 by NFE" in sheet.notes[1]
 
 
+def test_against_another_sweeps_control_it_is_named_and_the_own_control_has_an_interval_too():
+    plan, records = paper(tasks=("gsm8k",))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "control", samples.assign(nfe=samples["nfe"] + 9), "single:control")
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    told = "against single:control, over the samples that both have."
+    assert (
+        tables.main(rows).notes[0] == f"Throughput ratios are {told}"
+        and f"Ratios are {told}" in tables.long(rows).notes
+    )
+    own = entry(tables.long(rows), "control", "NFE ratio vs single:control")
+    assert (own.text, own.interval) == ("1.15", "1.15–1.15")
+
+
+def test_a_ratio_over_fewer_samples_than_were_decoded_says_so():
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "ssd", samples[samples["row"] != "r0"])
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    assert entry(tables.main(rows), "spot", "gsm8k budget 8 thr. ratio").note == "3/4"
+    long = tables.long(rows)
+    assert entry(long, "spot", "NFE ratio vs ssd") == tables.Entry(
+        "1.57", interval=entry(long, "spot", "NFE ratio vs ssd").interval, best=True, note="3/4", partial=True
+    )
+    assert "k/n by a ratio: over the k of n samples that have a pair." in long.notes
+
+
+def test_texts_within_rounding_are_marked_at_the_ratio_that_leaves_them_out():
+    plan, records, scores = two_rows(identical=False, difference="numeric")
+    sheet = tables.main(merged(plan, records, scores))
+    assert entry(sheet, "spot", "arith budget 4 thr. ratio").note == "(1)"
+    assert "(k): k texts differ from the control within rounding." in sheet.notes
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_main_table_fits_its_terminal_and_every_number_is_whole(width):
     plan, records = paper(tasks=("gsm8k", "mbpp", "humaneval", "math500"))
@@ -207,6 +241,14 @@ def test_what_is_incomplete_failed_or_within_rounding_is_in_the_long_table():
     )
 
 
+def test_an_accuracy_of_some_of_the_texts_says_of_how_many():
+    plan, records, scores = two_rows()
+    sheet = tables.long(merged(plan, records, scores[:1]))
+    assert entry(sheet, "spot", "accuracy").note == "1/2" and entry(sheet, "spot", "accuracy").partial
+    assert sheet.notes[-1] == "k/n by an accuracy: of the k of n texts that are scored."
+    assert not any("accuracy" in note for note in tables.long(merged(plan, records, scores)).notes)
+
+
 def test_models_and_tasks_and_the_oracle_share_are_columns_only_where_they_tell_something():
     def headings(rows):
         return {column.heading for column in tables.long(rows).panels[0].columns}
@@ -246,6 +288,24 @@ def test_markdown_is_one_table_with_as_many_cells_in_every_line():
     assert tables.to_markdown(tables.long(merged(sweep(), []))).count("\n") == 2  # an empty sweep, an empty table
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("a|b", r"a\|b"),
+        (r"a\|b", r"a\\\|b"),
+        ("<img>", r"\<img>"),
+        ("*a*", r"\*a\*"),
+        ("_a_", r"\_a\_"),
+        ("`a`", r"\`a\`"),
+    ],
+)
+def test_markdown_shows_a_name_as_it_is(name, written):
+    plan = sweep(FakeCell("h", name, 4, task=name, model=name))
+    main, long = (tables.to_markdown(layout(merged(plan, []))) for layout in (tables.main, tables.long))
+    assert f"| {written} | – 0/2 |" in main and f"| {written} budget 4 NFE |" in main and f"**{written} · T" in main
+    assert f"| {written} | 4 |" in long
+
+
 class Tables(HTMLParser):
     """The tables of a page as rows of (text, colspan); fails on an element closed out of turn."""
 
@@ -270,6 +330,8 @@ class Tables(HTMLParser):
 
 
 HOSTILE = r"a_b%&#{x}$^~\<b>"
+BEGINNINGS = ("[x]", "*x*")  # what LaTeX takes for an argument of the line's end before it
+LETTERS = ("spot-γ", "αΩμ", "naïve", "ł", "名", "🙂")
 
 
 def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_name_escaped():
@@ -306,12 +368,20 @@ def test_latex_is_booktabs_with_as_many_cells_in_every_line_and_every_name_escap
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex; Debian's texlive-latex-recommended has it")
 def test_latex_compiles(tmp_path):
     plan, records, scores = two_rows(identical=False, difference="bug", per_gpu=2)
-    hostile = merged(sweep(*plan.cells, FakeCell("h", HOSTILE, 4), FakeCell("g", "spot-γ", 4), rows=3), records, scores)
-    sheets = [layout(rows) for rows in (hostile, paper_rows()) for layout in (tables.main, tables.long)]
-    head = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs}\\begin{document}\n"
-    (tmp_path / "t.tex").write_text(head + "\n".join(map(tables.to_latex, sheets)) + "\\end{document}\n")
+    named = [FakeCell(f"h{i}", name, 4) for i, name in enumerate((HOSTILE, *BEGINNINGS, *LETTERS))]
+    hostile = merged(sweep(*plan.cells, *named, FakeCell("m", model="[another]"), rows=3), records, scores)
+    wide = merged(*paper(tasks=("gsm8k", "mbpp", "humaneval", "math500")))
+    sheets = [layout(rows) for rows in (hostile, wide) for layout in (tables.main, tables.long)]
+    head = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+    (tmp_path / "t.tex").write_text(head + "\n\n".join(map(tables.to_latex, sheets)) + "\\end{document}\n")
     ran = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:]
+    assert "Overfull" not in ran.stdout  # neither wider than the page nor one beside the other
+
+
+def test_latex_has_letters_that_pdflatex_knows():
+    text = tables.to_latex(tables.long(merged(sweep(*(FakeCell(name, name, 4) for name in LETTERS)), [])))
+    assert r"$\alpha$$\Omega$$\mu$" in text and "naïve" in text and "U+540D" in text and "U+1F642" in text
 
 
 # ---- the command
@@ -342,7 +412,7 @@ print(codes, sorted({{"ray", "torch", "mlflow", "transformers"}} & sys.modules.k
 
 @pytest.mark.parametrize(
     ("form", "first"),
-    [("csv", "cell,model,"), ("markdown", "| method |"), ("latex", r"\begin{tabular}"), ("html", "<!doctype html>")],
+    [("csv", "cell,model,"), ("markdown", "| method |"), ("latex", r"\sbox0{%"), ("html", "<!doctype html>")],
 )
 def test_a_format_is_all_that_stdout_has(form, first, tmp_path, capsys):
     assert launch.main(["report", half_done(tmp_path), "--format", form]) == 0
@@ -352,10 +422,10 @@ def test_a_format_is_all_that_stdout_has(form, first, tmp_path, capsys):
 
 def test_a_baseline_is_a_method_of_the_sweep_or_of_another(tmp_path, capsys):
     folder, other = half_done(tmp_path), half_done(tmp_path / "other")
-    for baseline in ("ssd", f"{other}:ssd"):
+    for baseline, pair in (("ssd", "ssd"), (f"{other}:ssd", "first:ssd")):
         assert launch.main(["report", folder, f"baseline={baseline}", "--format", "csv", "--json"]) == 0
         found = {row["drafter"]: row for row in json.loads(capsys.readouterr().out)["table"]}
-        assert (found["spot"]["nfe_ratio"], found["spot"]["pair"], found["none"]["nfe_ratio"]) == (1.5, "ssd", None)
+        assert (found["spot"]["nfe_ratio"], found["spot"]["pair"], found["none"]["nfe_ratio"]) == (1.5, pair, None)
     assert launch.main(["report", folder, "baseline=spotty"]) == 2
     assert (
         capsys.readouterr().err
