@@ -91,6 +91,7 @@ def render(
         differing=sum(row["n"] - row["same"] for row in merged),
         groups=[_Group(*group, samples, accuracy).page() for group in groups[:MOST_GROUPS]],
         of_groups=len(groups),
+        unfinished=any(row["n"] < row["planned"] for _, part, _ in groups for row in part),
         analyze=f"python launch.py analyze {sweep.name}",
         analysed=len(accuracy) > 0,
         shown=shown,
