@@ -296,6 +296,11 @@ def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterat
             pictures["png"] = written.getvalue()
 
 
+def with_own_ids(svg: str, prefix: str) -> str:
+    """A picture that refers to no part of another one, which a page may have folded up: then it is not there."""
+    return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
+
+
 def _bare(svg: str) -> str:
     """A picture without what a page has no use for: metadata, ids that nothing refers to, thousandths of a point."""
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)

@@ -569,7 +569,7 @@ def html_page(sheet: Sheet, title: str) -> str:
 
 
 def _html_panel(panel: Panel) -> Iterator[str]:
-    yield '<div class="scroll"><table class="sheet">\n'
+    yield '<div class="scroll" tabindex="0"><table class="sheet">\n'
     if panel.title:
         yield f"<caption>{escape(panel.title)}</caption>\n"
     yield "<thead>\n"

@@ -225,6 +225,16 @@ def test_figures_are_of_the_first_groups_and_lines_of_the_first_cells_where_ther
     assert "The first 4 of 6 lines" in text and text.count('<td class="words">mbpp</td>') == 0
 
 
+def test_a_group_of_figures_needs_no_part_of_another_which_may_be_folded_up(tmp_path):
+    cells = [replace(cell, task=task) for task in ("arith", "gsm8k") for cell in (CONTROL, SPOT)]
+    made = [line for task in range(2) for line in (control(cells[2 * task].key, "r0", 60),
+                                                   decode(cells[2 * task + 1].key, "r0", 20, 60))]  # fmt: skip
+    groups = page(tmp_path, cells=cells, made=made).split('<div class="figures">')[1:]
+    ids = [set(re.findall(r' id="([\w-]+)"', group.partition("</details>")[0])) for group in groups]
+    asked = [set(re.findall(r'(?:url\(#|href="#)([\w-]+)', group.partition("</details>")[0])) for group in groups]
+    assert ids[0] and not ids[0] & ids[1] and asked == ids
+
+
 def rows_of(tmp_path):
     sweep, samples = results.load(on_disk(tmp_path, *CELLS, records=records()).folder)
     return results.over_seeds(results.summary(sweep, samples), samples).to_dict("records")
