@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.results import CONTROL, RANKED, is_oracle, met, method_name, tally
 
 NOTHING = "–"
+LEAST_NAME = 8  # columns of a terminal that a name has at least
 _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
             "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
 _SPREAD = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")  # shown with a deviation over seeds
@@ -299,7 +301,9 @@ def terminal(sheet: Sheet, width: int) -> RenderableType:
     for panel in sheet.panels:
         if panel.title:
             parts.append(Text(panel.title, style="cyan"))
-        parts += _grids(panel, width) if any(column.groups for column in panel.columns) else [_listing(panel, width)]
+        parts += (
+            _grids(panel, width) if any(column.groups for column in panel.columns) else list(_listing(panel, width))
+        )
     return Group(*parts, *([Text(" ".join(sheet.notes), style="dim italic")] if sheet.notes else []))
 
 
@@ -307,32 +311,54 @@ def _style(entry: Entry) -> str:
     return "bold" if entry.best else "red" if entry.bug else "yellow" if entry.partial else ""
 
 
-def _listing(panel: Panel, width: int) -> Table:
-    """With as much detail as there is room for: intervals go first, then minor deviations, then the others."""
-    unbounded = Console(width=1_000_000)
-    tables = (_listed(panel, detail) for detail in reversed(range(4)))
-    return next((shown for shown in tables if unbounded.measure(shown).maximum <= width), _listed(panel, 0))
+def _listing(panel: Panel, width: int) -> Iterator[RenderableType]:
+    """With as much detail as there is room for: intervals go first, then minor deviations, then the others, and at last
+    names are folded. Section columns become title lines."""
+    kept = [index for index, column in enumerate(panel.columns) if not column.section]
+    headings = [panel.columns[index].narrow or panel.columns[index].heading for index in kept]
+    for detail in (3, 2, 1, 0):
+        cells = _listed(panel, kept, detail)
+        widths = [max(map(cell_len, [*heading.split("\n"), *(line[place].plain for line in cells)]))
+                  for place, heading in enumerate(headings)]  # fmt: skip
+        if sum(widths) + len(widths) <= width:
+            break
+    names = [place for place, index in enumerate(kept) if panel.columns[index].words]
+    while sum(widths) + len(widths) > width and (widths[widest := max(names, key=widths.__getitem__)]) > LEAST_NAME:
+        widths[widest] -= 1
 
-
-def _listed(panel: Panel, detail: int) -> Table:
-    """A table in which each column is as narrow as it can be; section columns become title lines."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    sections = [index for index, column in enumerate(panel.columns) if column.section]
-    kept = [(index, column) for index, column in enumerate(panel.columns) if not column.section]
-    marks = [
-        max((len(line.entries[index].marks) for line in panel.lines), default=0) for index in range(len(panel.columns))
-    ]
-    for _, column in kept:
-        heading = column.narrow or column.heading
-        shown.add_column(heading, justify="left" if column.words else "right", overflow="fold", vertical="bottom")
-    titled = groupby(panel.lines, lambda line: " · ".join(line.entries[index].text for index in sections))
-    for title, lines in titled:
-        if title:
-            shown.add_row(Text(title, style="cyan"))
+    def table(lines: Sequence[list[Text]], header: bool) -> Table:
+        shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=header)
+        for heading, index, needed in zip(headings, kept, widths, strict=True):
+            justify: Literal["left", "right"] = "left" if panel.columns[index].words else "right"
+            shown.add_column(heading, width=needed, justify=justify, overflow="fold", vertical="bottom")
         for line in lines:
-            entries = [(line.entries[index], detail - column.minor, marks[index]) for index, column in kept]
-            shown.add_row(*(Text(_in_terminal(*entry), _style(entry[0])) for entry in entries))
-    return shown
+            shown.add_row(*line)
+        return shown
+
+    sections = [index for index, column in enumerate(panel.columns) if column.section]
+    titles = [" · ".join(line.entries[index].text for index in sections) for line in panel.lines]
+    if not any(titles):
+        yield table(cells, header=True)
+        return
+    yield table([], header=True)
+    for title, group in groupby(zip(titles, cells, strict=True), lambda entry: entry[0]):
+        yield Text(title, style="cyan")
+        yield table([line for _, line in group], header=False)
+
+
+def _listed(panel: Panel, kept: Sequence[int], detail: int) -> list[list[Text]]:
+    """The entries of the columns `kept`, a list a line."""
+    marks = {index: max((len(line.entries[index].marks) for line in panel.lines), default=0) for index in kept}
+    return [
+        [
+            Text(
+                _in_terminal(line.entries[index], detail - panel.columns[index].minor, marks[index]),
+                _style(line.entries[index]),
+            )
+            for index in kept
+        ]
+        for line in panel.lines
+    ]
 
 
 def _in_terminal(entry: Entry, detail: int, marks: int) -> str:
@@ -346,7 +372,7 @@ def _grids(panel: Panel, width: int) -> list[RenderableType]:
     """The panel under its groups' headings, cut where `width` ends; what is noted of a number stands below it."""
     columns = [[line.entries[index] for line in panel.lines] for index in range(len(panel.columns))]
     cells = [_stacked(column) for column in columns]
-    needed = [max(len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
+    needed = [max(cell_len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
               for column, stacks in zip(panel.columns, cells, strict=True)]  # fmt: skip
     gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(needed))]
     for names, start, size in _groups(panel.columns):  # no heading is wider than what it stands over
@@ -390,7 +416,7 @@ def _grid(
     for number, line in enumerate(panel.lines):
         stacks = [cells[index][number] for index in piece]
         for level in range(max(map(len, stacks))):
-            row = Text(line.entries[0].text.ljust(needed[0]) if level == 0 else " " * needed[0])
+            row = Text(set_cell_size(line.entries[0].text if level == 0 else "", needed[0]))
             for index, stack in zip(piece, stacks, strict=True):
                 part = stack[level] if level < len(stack) else ""
                 row.append(" " * gaps[index]).append(part.rjust(needed[index]), _style(line.entries[index]))

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 import launch
@@ -213,6 +215,15 @@ def test_headings_stand_over_their_columns_even_where_the_numbers_are_narrow():
     assert first[ends[0] - 4 : ends[0]] == "1.00"
 
 
+def test_numbers_stay_in_line_beside_a_name_of_wide_letters():
+    plan = sweep(CONTROL, SPOT, FakeCell("w", "名前", 4))
+    records = [control("c", "r0", 60), decode("s", "r0", 20, 60), decode("w", "r0", 30, 60)]
+    lines = [
+        line for line in printed(tables.main(merged(plan, records)), 80).splitlines() if re.search(r"\d\.\d\d", line)
+    ]
+    assert len(lines) == 3 and len({cell_len(line.rstrip()) for line in lines}) == 1
+
+
 # ---- the long table
 
 
@@ -230,6 +241,23 @@ def test_where_there_is_little_room_deviations_go_before_a_number_is_broken():
     narrow, wide = printed(tables.long(rows), 80), printed(tables.long(rows), 200)
     assert "0±" not in narrow and re.search(r"^spot +8 0 +20.0 +3.0", narrow, re.M)
     assert "20.0±2.0" in wide and re.search(r"3.02±0.30 \[[\d.]+–[\d.]+\]", wide)
+
+
+def test_a_title_is_whole_and_takes_no_room_from_the_numbers():
+    model = "a-model-with-quite-a-long-name-of-its-own"
+    plan, records = paper(seeds=(0,))
+    named = sweep(*(replace(cell, model=model) for cell in plan.cells), rows=4)
+    text, short = (printed(tables.long(merged(made, records)), 80) for made in (named, plan))
+    assert f"\n{model} · gsm8k\n" in printed(tables.long(merged(sweep(CONTROL, *named.cells, rows=4), records)), 80)
+    assert text == short and "\ngsm8k\n" in text and "\nmbpp\n" in text
+    assert [line.split()[:2] for line in text.splitlines()[3:5]] == [["control", "0"], ["spot", "8"]]
+
+
+def test_names_are_folded_where_there_is_no_room_and_numbers_never():
+    plan = sweep(CONTROL, FakeCell("l", "a-drafter-" * 8, 4))
+    text = printed(tables.long(merged(plan, [control("c", "r0", 60), decode("l", "r0", 20, 60)])), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"4 0 20.0 +3.00 +2.00 .* 1/2", text) and text.replace("\n", "").count("drafter") >= 5
 
 
 def test_what_is_incomplete_failed_or_within_rounding_is_in_the_long_table():
