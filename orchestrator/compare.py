@@ -11,7 +11,7 @@ throughput ratio. Reads ledgers and files; starts nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -325,7 +325,8 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     for baseline in {figure.baseline for figure in told} & {"control", *drafters}:
         paired = samples if baseline == "control" else results.against(samples, baseline, samples)
         merged = results.over_seeds(results.summary(sweep, paired), paired).to_dict("records")
-        rows[baseline] = [row | {"more_passes": _more_passes(paired, row)} for row in merged]
+        parts = results.by_cell(paired)
+        rows[baseline] = [row | {"more_passes": _more_passes(row["cells"].values(), parts)} for row in merged]
     found = [Beside(figure, tuple(_ours(figure, rows.get(figure.baseline, []), cells))) for figure in told]
     met, unmet = [one for one in found if one.ours], [one.figure for one in found if not one.ours]
     if not met:
@@ -335,10 +336,11 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     return met, unmet
 
 
-def _more_passes(paired: pd.DataFrame, row: Mapping[str, Any]) -> float | None:
+def _more_passes(cells: Iterable[str], parts: Mapping[str, Part]) -> float | None:
     """How many more passes than its pair a sample of these cells takes, over those that have one."""
-    own = paired[paired["cell"].isin(row["cells"].values()) & paired["status"].eq("ok")]
-    return _mean((own["nfe"] - own["pair_nfe"]).dropna().to_numpy(float))
+    more = [parts[cell]["nfe"] - parts[cell]["pair_nfe"] for cell in cells if cell in parts]
+    known = np.concatenate([np.empty(0), *more])
+    return _mean(known[~np.isnan(known)])
 
 
 def _ours(figure: Figure, rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> Iterator[Ours]:
