@@ -590,7 +590,8 @@ def to_html(sheet: Sheet) -> str:
 def html_page(sheet: Sheet, title: str) -> str:
     """`to_html` as a document of its own."""
     font = 'body { font: 15px/1.5 system-ui, "Liberation Sans", sans-serif; color: #1d2329; margin: 2rem; }'
-    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+    head = '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+    head += f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
     return f"{head}<style>\n{font}{HTML_STYLE}</style>\n<h1>{escape(title)}</h1>\n{to_html(sheet)}</html>\n"
 
 

@@ -371,7 +371,8 @@ def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_n
     )
     hostile = tables.to_html(tables.long(merged(sweep(FakeCell("h", HOSTILE, 4)), [])))
     assert "<b>" not in hostile and "&lt;b&gt;" in hostile
-    assert tables.html_page(tables.main(merged(*two_rows())), "<x>").startswith("<!doctype html>")
+    page = tables.html_page(tables.main(merged(*two_rows())), "<x>")
+    assert page.startswith("<!doctype html>") and "width=device-width" in page
 
 
 def unescaped(line):
