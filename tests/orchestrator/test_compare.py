@@ -293,6 +293,7 @@ def test_a_malformed_file_is_one_line_with_the_key(tmp_path, capsys, change, wro
         ("figures: []\nsources: {}\nmore: 1", "more: unknown key; `sources` and `figures` are known"),
         ("sources: {}\nfigures: [4]", "figures[0]: 4: a mapping expected"),
         ("- 1", "not a mapping"),
+        ("sources: {}\nfigures: []\nnull: 1", "Incompatible key type 'NoneType'"),
     ],
 )
 def test_a_file_of_another_form_is_refused(tmp_path, text, wrong):
