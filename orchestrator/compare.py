@@ -298,7 +298,7 @@ class Beside:
     def verdicts(self) -> tuple[str, ...]:
         """For each of ours, or for their mean where a mean is published: inside, near, below or above.
 
-        Near: outside, but the 95 % interval reaches it.
+        Inside is as far as the source's digits tell. Near: outside, but the 95 % interval reaches it.
         """
         if self.figure.kind == "mean":
             return (_verdict(self.figure, float(np.mean([one.value for one in self.ours])), None, None),)
@@ -306,13 +306,18 @@ class Beside:
 
 
 def _verdict(figure: Figure, value: float, low: float | None, high: float | None) -> str:
-    least = -np.inf if figure.low is None else figure.low
-    most = np.inf if figure.high is None else figure.high
+    least = -np.inf if figure.low is None else figure.low - _rounding(figure.low)
+    most = np.inf if figure.high is None else figure.high + _rounding(figure.high)
     if least <= value <= most:
         return "inside"
     if low is not None and high is not None and low <= most and high >= least:
         return "near"
     return "below" if value < least else "above"
+
+
+def _rounding(end: float) -> float:
+    """How far from `end` a number may be that its source prints as `end`."""
+    return 0.5 * 10.0 ** -len(str(end).partition(".")[2])
 
 
 def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside], list[Figure]]:

@@ -258,7 +258,8 @@ def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
     if pair == "control":
         return f"{what} against the draft-free control, decoded beside each sample."
     at = "" if pair.endswith(":control") else " at the same budget"
-    return f"{what} against {pair}{at}, over the samples that both have."
+    none = "" if any(map(met, records)) else ": none"
+    return f"{what} against {pair}{at}, over the samples that both have{none}."
 
 
 def _tally(rows: pd.DataFrame) -> tuple[str, ...]:

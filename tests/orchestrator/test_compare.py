@@ -159,7 +159,10 @@ def beside(folder, ratio, cells=MAIN, rows=4):
     return {(one.figure.measure, one.figure.kind, one.figure.source.name): one for one in found}, unmet
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(4.0, "inside"), (2.0, "below"), (5.0, "above")])
+RATIOS = {4.0: "inside", 2.0: "below", 5.0: "above", 3.16: "inside", 4.74: "inside", 3.14: "below", 4.76: "above"}
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), RATIOS.items())
 def test_a_published_range_tells_whether_ours_is_inside(tmp_path, ratio, verdict):
     found, _ = beside(tmp_path, ratio)
     one = found["nfe_ratio", "range", "SPOT page"]

@@ -177,6 +177,15 @@ def test_against_another_sweeps_control_it_is_named_and_the_own_control_has_an_i
     assert (own.text, own.interval) == ("1.15", "1.15–1.15")
 
 
+def test_a_baseline_that_no_sample_meets_is_told():
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "ssd", samples.assign(gen_length=128), "long:ssd")
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    told = "against long:ssd at the same budget, over the samples that both have: none."
+    assert tables.main(rows).notes[0] == f"Throughput ratios are {told}"
+
+
 def test_a_ratio_over_fewer_samples_than_were_decoded_says_so():
     plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
     samples = results.frame(plan, records, ())
