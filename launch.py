@@ -607,8 +607,9 @@ def _numbers(folder: Place, base: tuple[Place, str] | None) -> tuple[Sweep, Any,
 
     sweep, samples = results.load(folder)
     if base is not None and base != (folder, "control"):
-        others = samples if base[0] == folder else results.load(base[0])[1]
-        samples = results.against(samples, base[1], others)
+        other, others = (sweep, samples) if base[0] == folder else results.load(base[0])
+        called = base[1] if base[0] == folder else f"{other.name}:{base[1]}"
+        samples = results.against(samples, base[1], others, called)
     table = results.summary(sweep, samples)
     return sweep, table, results.over_seeds(table, samples)
 

@@ -39,11 +39,16 @@ def write(analysis: Analysis) -> Path:
     """Write index.html, a CSV file a table, and an SVG and a PNG file a figure into the analysis' folder."""
     analysis.folder.mkdir(parents=True, exist_ok=True)
     for name, table in analysis.tables.items():
-        table.to_csv(analysis.folder / f"{name}.csv", index=False, lineterminator="\n")
-    page, unfinished = analysis.folder / "index.html", analysis.folder / "index.html.new"
-    unfinished.write_text(render(analysis), encoding="utf-8")
-    os.replace(unfinished, page)
-    return page
+        _put(analysis.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+    return _put(analysis.folder / "index.html", render(analysis))
+
+
+def _put(file: Path, text: str) -> Path:
+    """Write `file` whole or not at all: the report reads one of them."""
+    unfinished = file.with_name(f"{file.name}.new")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, file)
+    return file
 
 
 def render(analysis: Analysis) -> str:

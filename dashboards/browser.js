@@ -57,16 +57,16 @@
     const kept = samples.filter((sample) => [...choices.values()].every((fits) => fits(sample)) && (!word || says(sample)));
     count.textContent = `${kept.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")} samples`;
     list.replaceChildren();
-    show(kept);
+    show(kept, 0);
   }
 
-  function show(kept) {
-    const start = list.children.length;
-    list.append(...kept.slice(start, start + PAGE).map(line));
-    const left = kept.length - list.children.length;
-    more.hidden = left <= 0;
-    more.textContent = `${Math.min(PAGE, left)} more`;
-    more.onclick = () => show(kept);
+  /** A page of `kept`, from `start` on; the list may have a sample on top that a button has put there. */
+  function show(kept, start) {
+    const end = Math.min(start + PAGE, kept.length);
+    list.append(...kept.slice(start, end).map(line));
+    more.hidden = end === kept.length;
+    more.textContent = `${Math.min(PAGE, kept.length - end)} more`;
+    more.onclick = () => show(kept, end);
   }
 
   function line(sample) {
@@ -204,6 +204,7 @@
       play.textContent = "▶";
     }
     function key(event) {
+      if (event.altKey || event.ctrlKey || event.metaKey) return; // the reader's own, as Alt+Left is "back"
       const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: all.length - 1 }[event.key];
       if (to !== undefined && event.target !== slider) go(to);
       else if (event.key === " " && event.target.tagName !== "BUTTON") toggle();

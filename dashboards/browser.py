@@ -123,12 +123,11 @@ class _Data:
         if key not in self._cells:
             self._cells[key] = len(self.cells)
             self.cells.append([*(record[name] for name in _AXES), results.method_name(dict(record)), record["budget"]])
-        is_same = record["text_sha"] == record["control_sha"]
         line = [
             self._cells[key], record["row"], state(record), record["nfe"], record["control_nfe"], record["accepted"],
             record["drafted_passes"], record["seconds"] and round(record["seconds"], 4), record["correct"],
-            record["answer"], self._text(record["text"]), None if is_same else self._text(control), record["error"],
-            None,
+            record["answer"], self._text(record["text"]), None if record["identical"] else self._text(control),
+            record["error"], None,
         ]  # fmt: skip
         self.places[key, record["row"]] = len(self.samples)
         self.samples.append(line)

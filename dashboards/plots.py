@@ -10,7 +10,9 @@ Text stays text (the page's fonts, selectable); a method has one colour in every
 from __future__ import annotations
 
 import io
+import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
@@ -26,8 +28,10 @@ from dashboards.predict import Prediction
 from orchestrator import results
 
 Row = dict[str, Any]
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31")
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#8c6d31",
+           "#a6192e", "#1b5e20", "#b8a800", "#ff7f9f", "#3b3b98", "#00897b", "#d81bd8", "#6d4c41")  # fmt: skip
 CONTROL = "#555555"
+MOST_INSIDE = 6  # lines of a legend that stands within the axes
 _MEASURES = {
     "stale token": ("#333333", "--"),
     "order model": ("#0072b2", "-"),
@@ -40,6 +44,7 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999", "axes.labelcolor": "#333333",
     "axes.grid": True, "grid.color": "#eeeeee", "axes.axisbelow": True, "xtick.color": "#555555",
     "ytick.color": "#555555", "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.6,
+    "text.parse_math": False,  # a name may have dollars
 }  # fmt: skip
 
 
@@ -55,12 +60,13 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
     with _figure() as (axes, svg):
         for row in rows:
             if row["drafter"] == results.CONTROL and row["nfe"] is not None:
-                axes.axhline(row["nfe"], color=CONTROL, linestyle="--", linewidth=1, label="control")
+                axes.axhline(row["nfe"], color=CONTROL, linestyle="--", linewidth=1, label=f"control{_done(row)}")
         for drafter, points in _lines(rows, "nfe"):
             budgets, nfe = [point["budget"] for point in points], [point["nfe"] for point in points]
             spread = [point.get("nfe_sd") or 0.0 for point in points]
             axes.errorbar(budgets, nfe, yerr=spread if any(spread) else None, color=palette[drafter], marker="o",
-                          markersize=4, capsize=2, label=drafter)  # fmt: skip
+                          markersize=4, capsize=2, label=_label(points[0]))  # fmt: skip
+            _unfinished(axes, points, nfe, palette[drafter])
         axes.set(ylabel="NFE per sample")
         axes.set_ylim(bottom=0)
         _budgets(axes, rows)
@@ -73,7 +79,8 @@ def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Ma
     with _figure() as (axes, svg):
         axes.axhline(1.0, color=CONTROL, linestyle="--", linewidth=1, label="control")
         for drafter, points in _lines(rows, "throughput_ratio"):
-            _measured(axes, points, "throughput_ratio", color=palette[drafter], label=drafter)
+            _measured(axes, points, "throughput_ratio", color=palette[drafter], label=_label(points[0]))
+            _unfinished(axes, points, [point["throughput_ratio"] for point in points], palette[drafter])
         for drafter, line in predicted.items():
             axes.plot(line.budgets, line.ratios, color=palette[drafter], linewidth=1)
             axes.plot(*line.best, "*", color=palette[drafter], markersize=11, markeredgecolor="white",
@@ -106,9 +113,18 @@ def _budgets(axes: Axes, rows: list[Row], more: Iterable[int] = ()) -> None:
     axes.set_xlabel("budget (draft states a pass)")
     if budgets:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(budgets, [str(budget) for budget in budgets])
+        axes.set_xticks(ticks := _apart(budgets), [str(budget) for budget in ticks])
         axes.set_xlim(budgets[0] / 1.2, budgets[-1] * 1.2)
         axes.minorticks_off()
+
+
+def _apart(budgets: list[int]) -> list[int]:
+    """Of rising `budgets` the last, and those before it whose labels have room on the axis."""
+    kept: list[int] = []
+    for budget in reversed(budgets):
+        if not kept or kept[-1] / budget >= (budgets[-1] / budgets[0]) ** 0.06:
+            kept.append(budget)
+    return kept[::-1]
 
 
 def throughput_by_nfe(rows: list[Row], palette: dict[str, str]) -> str:
@@ -120,7 +136,9 @@ def throughput_by_nfe(rows: list[Row], palette: dict[str, str]) -> str:
         axes.axhline(1.0, color="#cccccc", linewidth=1)
         for drafter, points in _lines(timed, "throughput_ratio"):
             ratios = [(point["nfe_ratio"], point["throughput_ratio"]) for point in points]
-            axes.plot(*zip(*ratios, strict=True), color=palette[drafter], marker="o", markersize=4, label=drafter)
+            axes.plot(*zip(*ratios, strict=True), color=palette[drafter], marker="o", markersize=4,
+                      label=_label(points[0]))  # fmt: skip
+            _unfinished(axes, points, [point["throughput_ratio"] for point in points], palette[drafter], "nfe_ratio")
             for point, at in zip(points, ratios, strict=True):
                 axes.annotate(f"{point['budget']}", at, textcoords="offset points", xytext=(4, -9), fontsize=7,
                               color="#777777")  # fmt: skip
@@ -137,7 +155,7 @@ def survival(rows: list[Row], palette: dict[str, str]) -> str:
             curve = points[-1]["survival"]
             deepest = max(deepest, len(curve))
             axes.plot(range(len(curve) + 1), [1.0, *curve], color=palette[drafter], marker="o", markersize=3,
-                      label=f"{drafter}, budget {points[-1]['budget']}")  # fmt: skip
+                      label=f"{_label(points[-1])}, budget {points[-1]['budget']}{_done(points[-1])}")  # fmt: skip
         axes.set(xlabel="depth d", ylabel="passes accepting ≥ d", ylim=(0.0, 1.03), xlim=(0.0, deepest + 0.3))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes)
@@ -146,7 +164,7 @@ def survival(rows: list[Row], palette: dict[str, str]) -> str:
 
 def time_split(rows: list[Row], palette: dict[str, str]) -> str:
     """Where decoding time goes, one bar a cell, summing to 1. `palette` is unused: the colours are the phases'."""
-    timed = [row for row in rows if row["time_target"] is not None]
+    timed = [row for row in rows if row["time_target"] is not None and not results.is_oracle(row["method"])]
     with _figure(height=max(1.9, 0.9 + 0.24 * len(timed))) as (axes, svg):
         start = [0.0] * len(timed)
         for phase, colour in _PHASES.items():
@@ -169,8 +187,10 @@ def accuracy(rows: list[Row], palette: dict[str, str]) -> str:
             low, high = _end(row, "accuracy", -1), _end(row, "accuracy", 1)
             if row["drafter"] == results.CONTROL:
                 axes.axvspan(low, high, color="#888888", alpha=0.12, linewidth=0)
-            axes.errorbar([row["accuracy"]], [place], xerr=[[row["accuracy"] - low], [high - row["accuracy"]]],
-                          color=palette[row["drafter"]], marker="o", markersize=4, capsize=2)  # fmt: skip
+            errors = [[abs(end - row["accuracy"])] for end in (low, high)]  # rounding can put an end on the other side
+            axes.errorbar([row["accuracy"]], [place], xerr=errors, color=palette[row["drafter"]], marker="o",
+                          markersize=4, capsize=2)  # fmt: skip
+            _unfinished(axes, [row], [place], palette[row["drafter"]], "accuracy")
         axes.set_yticks(range(len(known)), list(map(_name, known)))
         axes.set(xlabel="accuracy", xlim=_around([_end(row, "accuracy", sign) for row in known for sign in (-1, 1)]))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -206,7 +226,24 @@ def _around(shares: list[float]) -> tuple[float, float]:
 
 
 def _name(row: Row) -> str:
-    return results.method_name(row) + (f" {row['budget']}" if row["budget"] else "")
+    return results.method_name(row) + (f" {row['budget']}" if row["budget"] else "") + _done(row)
+
+
+def _label(row: Row) -> str:
+    """In a legend; a name that begins with `_` would not be in it."""
+    name = results.method_name(row)
+    return f"\u200b{name}" if name.startswith("_") else name
+
+
+def _done(row: Row) -> str:
+    return f" ({row['n']}/{row['planned']})" if row["n"] < row["planned"] else ""
+
+
+def _unfinished(axes: Axes, points: list[Row], heights: list[float], colour: str, across: str = "budget") -> None:
+    """Hollow points over those of incomplete cells."""
+    at = [(point[across], height) for point, height in zip(points, heights, strict=True) if _done(point)]
+    if at:
+        axes.plot(*zip(*at, strict=True), "o", color=colour, markerfacecolor="white", markersize=4, zorder=5)
 
 
 def _range(values: list[float]) -> tuple[float, float]:
@@ -226,8 +263,13 @@ def _lines(rows: list[Row], needed: str) -> Iterator[tuple[str, list[Row]]]:
 
 
 def legend(axes: Axes) -> None:
-    """Where it hides least; none without a labelled line."""
-    if axes.get_legend_handles_labels()[0]:
+    """Where it hides least, or, of more than MOST_INSIDE lines, below a picture that grows by it; none without one."""
+    handles, labels = axes.get_legend_handles_labels()
+    drawn = axes.get_figure()
+    if len(labels) > MOST_INSIDE and isinstance(drawn, Figure):
+        drawn.set_figheight(drawn.get_figheight() + 0.18 * math.ceil(len(labels) / 2))
+        drawn.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=1.6)
+    elif labels:
         axes.legend(loc="best", handlelength=1.6)
 
 
@@ -242,7 +284,8 @@ def _figure(width: float = 4.4, height: float = 3.0) -> Iterator[tuple[Axes, Any
 def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterator[tuple[Axes, dict[str, bytes]]]:
     """Axes to draw on, and a dict that has the picture as "svg", and as "png" too, once the block has ended. Inches."""
     pictures: dict[str, bytes] = {}
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of the font that measures; the page has others
         drawn = Figure(figsize=(width, height), layout="constrained")
         yield drawn.add_subplot(), pictures
         written = io.BytesIO()
@@ -251,6 +294,11 @@ def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterat
         if png:
             drawn.savefig(written := io.BytesIO(), format="png", dpi=160)
             pictures["png"] = written.getvalue()
+
+
+def with_own_ids(svg: str, prefix: str) -> str:
+    """A picture that refers to no part of another one, which a page may have folded up: then it is not there."""
+    return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
 
 
 def _bare(svg: str) -> str:

@@ -50,7 +50,7 @@ def predictions(samples: pd.DataFrame) -> dict[str, Prediction]:
     sums = good[["drafter", "budget"]].join(good[list(_SUMS)].apply(pd.to_numeric)).assign(texts=1)
     sums = sums.groupby(["drafter", "budget"], sort=False).sum().reset_index()
     control, methods = sums[sums["drafter"] == results.CONTROL], sums[sums["drafter"] != results.CONTROL]
-    methods = methods[methods["drafted_passes"] > 0].sort_values("budget")
+    methods = methods[methods["drafted_passes"] > 0].sort_values("budget", kind="stable")
     if control.empty:
         return {}
     plain = float((control["seconds_target"].sum() + control["seconds_rest"].sum()) / control["nfe"].sum())

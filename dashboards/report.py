@@ -11,7 +11,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,9 @@ def render(
         lossless=_lossless(merged),
         different=_different(samples, shown),
         differing=sum(row["n"] - row["same"] for row in merged),
-        groups=[_Group(*group, samples, accuracy).page() for group in groups[:MOST_GROUPS]],
+        groups=[_Group(number, *group, samples, accuracy).page() for number, group in enumerate(groups[:MOST_GROUPS])],
         of_groups=len(groups),
+        unfinished=any(row["n"] < row["planned"] for _, part, _ in groups for row in part),
         analyze=f"python launch.py analyze {sweep.name}",
         analysed=len(accuracy) > 0,
         shown=shown,
@@ -185,8 +186,9 @@ def _groups(merged: list[dict[str, Any]]) -> list[tuple[tuple[str, str, float], 
 
 @dataclass(frozen=True)
 class _Group:
-    """What the figures of one (model, task, T) are made of."""
+    """What the figures of one (model, task, T) are made of; `number` tells their ids from those of other groups."""
 
+    number: int
     place: tuple[str, str, float]
     rows: list[dict[str, Any]]
     palette: dict[str, str]
@@ -216,7 +218,8 @@ class _Group:
             lines = self._here(self.accuracy)
             if len(lines := lines[lines["by"] == by]):
                 figures.append(Figure(heading, said, plots.right_by(by, lines)))
-        return {"title": f"{model} · {task} · T {temperature:g}", "figures": figures}
+        own = [replace(figure, svg=plots.with_own_ids(figure.svg, f"g{self.number}-")) for figure in figures]
+        return {"title": f"{model} · {task} · T {temperature:g}", "figures": own}
 
     def _here(self, lines: pd.DataFrame) -> pd.DataFrame:
         model, task, temperature = self.place

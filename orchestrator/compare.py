@@ -11,7 +11,7 @@ throughput ratio. Reads ledgers and files; starts nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -64,8 +64,8 @@ class Meeting:
 
     @property
     def is_same(self) -> bool:
-        """Whether every common sample has the same text and as many passes."""
-        return not (self.texts or self.nfe_differs)
+        """Whether every common sample, and there is one, has the same text and as many passes."""
+        return self.n > 0 and not (self.texts or self.nfe_differs)
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class Beside:
     def verdicts(self) -> tuple[str, ...]:
         """For each of ours, or for their mean where a mean is published: inside, near, below or above.
 
-        Near: outside, but the 95 % interval reaches it.
+        Inside is as far as the source's digits tell. Near: outside, but the 95 % interval reaches it.
         """
         if self.figure.kind == "mean":
             return (_verdict(self.figure, float(np.mean([one.value for one in self.ours])), None, None),)
@@ -306,13 +306,18 @@ class Beside:
 
 
 def _verdict(figure: Figure, value: float, low: float | None, high: float | None) -> str:
-    least = -np.inf if figure.low is None else figure.low
-    most = np.inf if figure.high is None else figure.high
+    least = -np.inf if figure.low is None else figure.low - _rounding(figure.low)
+    most = np.inf if figure.high is None else figure.high + _rounding(figure.high)
     if least <= value <= most:
         return "inside"
     if low is not None and high is not None and low <= most and high >= least:
         return "near"
     return "below" if value < least else "above"
+
+
+def _rounding(end: float) -> float:
+    """How far from `end` a number may be that its source prints as `end`."""
+    return 0.5 * 10.0 ** -len(str(end).partition(".")[2])
 
 
 def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside], list[Figure]]:
@@ -324,7 +329,9 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     rows: dict[str, list[dict[str, Any]]] = {}
     for baseline in {figure.baseline for figure in told} & {"control", *drafters}:
         paired = samples if baseline == "control" else results.against(samples, baseline, samples)
-        rows[baseline] = results.over_seeds(results.summary(sweep, paired), paired).to_dict("records")
+        merged = results.over_seeds(results.summary(sweep, paired), paired).to_dict("records")
+        parts = results.by_cell(paired)
+        rows[baseline] = [row | {"more_passes": _more_passes(row["cells"].values(), parts)} for row in merged]
     found = [Beside(figure, tuple(_ours(figure, rows.get(figure.baseline, []), cells))) for figure in told]
     met, unmet = [one for one in found if one.ours], [one.figure for one in found if not one.ours]
     if not met:
@@ -334,6 +341,13 @@ def of_published(ours: Loaded, figures: Sequence[Figure]) -> tuple[list[Beside],
     return met, unmet
 
 
+def _more_passes(cells: Iterable[str], parts: Mapping[str, Part]) -> float | None:
+    """How many more passes than its pair a sample of these cells takes, over those that have one."""
+    more = [parts[cell]["nfe"] - parts[cell]["pair_nfe"] for cell in cells if cell in parts]
+    known = np.concatenate([np.empty(0), *more])
+    return _mean(known[~np.isnan(known)])
+
+
 def _ours(figure: Figure, rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> Iterator[Ours]:
     for row in rows:
         if figure.is_of(cells[next(iter(row["cells"].values()))]):
@@ -341,17 +355,15 @@ def _ours(figure: Figure, rows: Sequence[Mapping[str, Any]], cells: Mapping[str,
             if value is not None:
                 method = f"{results.method_name(row)} · b{row['budget']} · T{row['temperature']:g}"
                 label = f"{row['model']} · {row['task']} · {method}"
-                yield Ours(label, value, low, high, row["n"], row["planned"])
+                yield Ours(label, value, low, high, results.met(row), row["planned"])
 
 
 def _of_row(measure: str, row: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
     """The value and its interval; None where a sweep does not measure it."""
-    if measure in ("passes_saved", "more_passes"):
-        ratio = tuple(row[f"nfe_ratio{end}"] for end in ("", "_low", "_high"))
-        if measure == "passes_saved":
-            value, low, high = (None if one is None else 1 - 1 / one for one in ratio)
-            return value, low, high
-        return None if ratio[0] is None else row["nfe"] * (1 - ratio[0]), None, None
+    if measure == "passes_saved":
+        ratio = (row[f"nfe_ratio{end}"] for end in ("", "_low", "_high"))
+        value, low, high = (None if one is None else 1 - 1 / one for one in ratio)
+        return value, low, high
     return row.get(measure), row.get(f"{measure}_low"), row.get(f"{measure}_high")
 
 

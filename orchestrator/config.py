@@ -449,6 +449,8 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(shown(path), "", f"not YAML: {error}") from None
     except UnicodeDecodeError:
         raise UserError(shown(path), "", "not UTF-8 text") from None
+    except OmegaConfBaseException as error:  # a key that is null
+        raise UserError(shown(path), "", str(error).splitlines()[0]) from None
     except OSError as error:  # without a number, it is OmegaConf's word for a file that holds one bare value
         wrong = f"cannot be read: {error.strerror}" if error.errno else "not a mapping; write key: value lines"
         raise UserError(shown(path), "", wrong) from None

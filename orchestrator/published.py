@@ -47,7 +47,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure. `low` and `high` are equal but for a range; None where the source gives no such end."""
+    """One published figure. `low` and `high` are equal but for a range; None where the source gives no such end.
+
+    A whole number of the file is one here, so that 55 is not printed as 55.0.
+    """
 
     measure: str
     kind: str
@@ -114,7 +117,7 @@ def read(path: Path) -> list[Figure]:
     if not isinstance(sources, dict) or not isinstance(figures, list):
         missing = "figures" if isinstance(sources, dict) else "sources"
         raise _wrong(path, missing, "a mapping of sources and a list of figures expected")
-    known = {name: _source(path, str(name), entry) for name, entry in sources.items()}
+    known = {str(name): _source(path, str(name), entry) for name, entry in sources.items()}
     return [_figure(path, f"figures[{number}]", entry, known) for number, entry in enumerate(figures)]
 
 
@@ -138,7 +141,8 @@ def _figure(path: Path, key: str, entry: Any, sources: Mapping[str, Source]) -> 
             path, f"{key}.{name}", f"unknown key; known: {configs.listed(sorted({*others, *KINDS, *CONDITIONS}))}"
         )
     _one_of(path, f"{key}.measure", entry.get("measure"), MEASURES)
-    _one_of(path, f"{key}.source", entry.get("source"), sources)
+    source = str(entry.get("source"))
+    _one_of(path, f"{key}.source", source, sources)
     kinds = [kind for kind in KINDS if kind in entry]
     if len(kinds) != 1:
         raise _wrong(path, key, f"{configs.listed(kinds)}: exactly one of {configs.listed(KINDS)} expected")
@@ -149,11 +153,11 @@ def _figure(path: Path, key: str, entry: Any, sources: Mapping[str, Source]) -> 
     _one_of(path, f"{key}.unmasking", unmasking, configs.UNMASKING)
     texts = (str(entry.get(name, default)) for name, default in (("says", ""), ("derived", "")))
     baseline = str(entry.get("baseline", "control"))
-    return Figure(entry["measure"], kind, low, high, conditions, unmasking, baseline, sources[entry["source"]], *texts)
+    return Figure(entry["measure"], kind, low, high, conditions, unmasking, baseline, sources[source], *texts)
 
 
 def _one_of(path: Path, key: str, value: Any, known: Any) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise _wrong(path, key, f"{value!r}; one of {configs.listed(known)} expected")
 
 
@@ -165,8 +169,7 @@ def _ends(path: Path, key: str, kind: str, value: Any) -> tuple[float | None, fl
         raise _wrong(path, key, f"{value!r}: {'[least, most]' if kind == 'range' else 'a number'} expected")
     if kind == "range" and (len(ends) != 2 or ends[0] > ends[1]):
         raise _wrong(path, key, f"{value!r}: [least, most] expected")
-    low, high = float(ends[0]), float(ends[-1])
-    return (None if kind == "at_most" else low), (None if kind == "at_least" else high)
+    return (None if kind == "at_most" else ends[0]), (None if kind == "at_least" else ends[-1])
 
 
 def _values(path: Path, key: str, axis: str, value: Any) -> tuple[Any, ...]:

@@ -144,14 +144,24 @@ def _paired(samples: pd.DataFrame, name: str, costs: pd.DataFrame, same: pd.Seri
     return samples.assign(pair=name, pair_nfe=passes, pair_seconds=seconds.where(timed, None), pair_same=same)
 
 
-def against(samples: pd.DataFrame, method: str, base: pd.DataFrame) -> pd.DataFrame:
+def against(samples: pd.DataFrame, method: str, base: pd.DataFrame, called: str = "") -> pd.DataFrame:
     """`samples` with ratios against `method` as `base` decoded it, the same sweep's samples or another's.
 
-    `method` is a drafter's name, or "control". Its sample of the same model, task, temperature, seed, row and budget (a
-    control has none) is the pair; a sample without one has no ratio. Seconds count where both texts are the same: so a
-    method under the threshold rule can be measured against the single-position control of another sweep.
+    `method` is a drafter's name, or "control"; `called` is what tables call it, where it is not the same sweep's. Its
+    sample of the same model, task, temperature, seed, length, row and budget (a control has none) is the pair; a sample
+    without one has no ratio. Seconds count where both texts are the same: so a method under the threshold rule can be
+    measured against the single-position control of another sweep.
     """
-    keys = ["model", "task", "temperature", "seed", "row", *(["budget"] if method != "control" else [])]
+    keys = [
+        "model",
+        "task",
+        "temperature",
+        "seed",
+        "gen_length",
+        "stop",
+        "row",
+        *(["budget"] if method != "control" else []),
+    ]
     found = base[(base["drafter"].map(_called) == method) & (base["status"] == "ok")]
     costs = found[["nfe", "seconds", "text_sha"]].add_prefix("base_")
     costs["base_seconds"] = costs["base_seconds"].where(found["method"].map(is_oracle).ne(True), None)
@@ -159,7 +169,7 @@ def against(samples: pd.DataFrame, method: str, base: pd.DataFrame) -> pd.DataFr
     joined = samples[keys].merge(right, on=keys, how="left").set_index(samples.index)
     joined = joined.astype(object).where(joined.notna(), None)
     same = joined["base_text_sha"] == samples["text_sha"]
-    return _paired(samples, method, joined[["base_nfe", "base_seconds"]], same)
+    return _paired(samples, called or method, joined[["base_nfe", "base_seconds"]], same)
 
 
 def check_method(sweep: Sweep, method: str) -> None:
@@ -431,15 +441,17 @@ def _merge(group: list[dict[str, Any]], parts: Mapping[str, Part]) -> dict[str, 
             found = ratio([terms(part, name) for part in there])
             merged.update({f"{name}_low": found.low, f"{name}_high": found.high})
         merged.update(cell=None, seed=None)
-    merged["survival"] = _mean_survival([row["survival"] for row in group])
+    merged["survival"] = _mean_survival(group)
     return merged
 
 
-def _mean_survival(curves: Sequence[list[float] | None]) -> list[float] | None:
-    known = [curve for curve in curves if curve is not None]
+def _mean_survival(group: list[dict[str, Any]]) -> list[float] | None:
+    """Weighed as acceptance is, whose parts by depth they are."""
+    known = [row for row in group if row["survival"] is not None]
     if not known:
         return None
-    return [sum(column) / len(known) for column in zip_longest(*known, fillvalue=0.0)]
+    columns = zip_longest(*(row["survival"] for row in known), fillvalue=0.0)
+    return [float(np.average(column, weights=[row["n"] for row in known])) for column in columns]
 
 
 def _rank(merged: list[dict[str, Any]], parts: Mapping[str, Part]) -> None:
@@ -471,19 +483,24 @@ def _is_tied(best: dict[str, Any], row: dict[str, Any], name: str, parts: Mappin
 
 
 def tally(rows: pd.DataFrame) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """In how many complete cells of `over_seeds` each method wins, ties and loses against its pair.
+    """In how many complete cells of `over_seeds` each method wins, ties and loses against a complete pair.
 
     By method name, and by nfe_ratio and throughput_ratio. A win is a ratio whose 95 % interval lies above 1, a loss one
     below, and a tie one that holds 1.
     """
     found: dict[str, dict[str, tuple[int, int, int]]] = {}
-    complete = [row for row in rows.to_dict("records") if row["n"] == row["planned"]]
+    complete = [row for row in rows.to_dict("records") if met(row) == row["n"] == row["planned"]]
     for method in dict.fromkeys(map(method_name, complete)):
         own = [row for row in complete if method_name(row) == method]
         for name in RATIOS[:2]:
             signs = [_of_row(row, name).sign for row in own if row[name] is not None]
             found.setdefault(method, {})[name] = (signs.count(1), signs.count(0), signs.count(-1))
     return found
+
+
+def met(row: Mapping[str, Any]) -> int:
+    """How many samples of a line of `summary` or `over_seeds` have a pair: its ratios are over these."""
+    return int(row["wins"] + row["ties"] + row["losses"])
 
 
 def _of_row(row: Mapping[str, Any], name: str) -> Ratio:

@@ -10,20 +10,23 @@ entries; a format writes any Sheet, but CSV, which has the numbers as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.results import CONTROL, RANKED, is_oracle, method_name, tally
+from orchestrator.results import CONTROL, RANKED, is_oracle, met, method_name, tally
 
 NOTHING = "–"
+LEAST_NAME = 8  # columns of a terminal that a name has at least
 _FORMATS = {"nfe": "{:.1f}", "nfe_ratio": "{:.2f}", "throughput_ratio": "{:.2f}", "acceptance": "{:.2f}",
             "oracle_share": "{:.0%}", "accuracy": "{:.1%}", "identical": "{:.1%}"}  # fmt: skip
 _SPREAD = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accuracy")  # shown with a deviation over seeds
@@ -35,7 +38,7 @@ class Entry:
     """A number as it is printed. `spread` is its deviation over seeds, `interval` its 95 % one over prompts.
 
     `marks` are ‡ (timed on a shared GPU), ≈ (tied with the best) and ! (a text differs for no numeric reason); `note`
-    is n/N of what is incomplete, with its failures.
+    is n/N of what is incomplete, with its failures, or how many texts differ within rounding.
     """
 
     text: str
@@ -145,7 +148,17 @@ def _main_entries(row: Mapping[str, Any]) -> list[Entry]:
     partial = row["n"] < row["planned"]
     note, bug = _done(row) if partial else "", bool(row["bug"])
     nfe = _entry(row, "nfe", note=note, partial=partial, bug=bug, marks=_BUG if bug else "")
-    return [nfe, _entry(row, "throughput_ratio", partial=partial)]
+    found = _of(met(row), row["n"]), _within_rounding(row)
+    return [nfe, _entry(row, "throughput_ratio", note=" ".join(filter(None, found)), partial=partial or bool(found[0]))]
+
+
+def _of(k: int, n: int) -> str:
+    """`k/n` where a number is of fewer samples than were decoded."""
+    return f"{k}/{n}" if 0 < k < n else ""
+
+
+def _within_rounding(row: Mapping[str, Any]) -> str:
+    return f"({row['numeric']})" if row["numeric"] else ""
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -162,8 +175,10 @@ def long(rows: pd.DataFrame) -> Sheet:
     pair = records[0]["pair"] if records else "control"
     columns = _long_columns(records, pair)
     lines = [Line(tuple(_long_entry(row, name) for name in columns), _kind(row)) for row in records]
-    notes = _notes(records) if pair == "control" else (_against(records, "Ratios are"), *_tally(rows), *_notes(records))
-    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), notes)
+    against = () if pair == "control" else (_against(records, "Ratios are"), *_tally(rows))
+    unscored = any(_of(row["scored"], row["n"]) for row in records)
+    scored = ("k/n by an accuracy: of the k of n texts that are scored.",) if unscored else ()
+    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), (*against, *_notes(records), *scored))
 
 
 def _long_columns(records: list[dict[str, Any]], pair: str) -> dict[str, Column]:
@@ -197,15 +212,17 @@ def _long_entry(row: Mapping[str, Any], name: str) -> Entry:
         case "budget" | "temperature":
             return Entry(f"{row[name]:g}")
         case "wins":
-            met = row["wins"] + row["ties"] + row["losses"]
-            return Entry(f"{row['wins']}–{row['ties']}–{row['losses']}" if met else NOTHING)
+            return Entry(f"{row['wins']}–{row['ties']}–{row['losses']}" if met(row) else NOTHING)
         case "done":
             return Entry(_done(row), partial=row["n"] < row["planned"])
         case "identical":
-            numeric = f"({row['numeric']})" if row["numeric"] else ""
-            return _entry(row, name, note=numeric, bug=bool(row["bug"]))
+            return _entry(row, name, note=_within_rounding(row), bug=bool(row["bug"]))
+        case "accuracy":
+            found = _of(row["scored"], row["n"])
+            return _entry(row, name, note=found, partial=bool(found))
         case "nfe_ratio":  # it ranks as NFE does
-            return _entry({**row, "nfe_ratio_rank": row["nfe_rank"]}, name)
+            found = _of(met(row), row["n"])
+            return _entry({**row, "nfe_ratio_rank": row["nfe_rank"]}, name, note=found, partial=bool(found))
         case "nfe":
             return _entry({**row, "nfe_rank": None}, name)
     return _entry(row, name) if name in _FORMATS else Entry(str(row[name]))
@@ -216,7 +233,10 @@ def _entry(row: Mapping[str, Any], name: str, marks: str = "", **more: Any) -> E
         return Entry(NOTHING, **more)
     number, rank = _FORMATS[name].format, row.get(f"{name}_rank")
     low, high, deviation = (row.get(f"{name}_{end}") for end in ("low", "high", "sd"))
-    own = name in ("nfe_ratio", "throughput_ratio") and row["method"] == CONTROL  # it is its own pair: 1 by definition
+    own = name in ("nfe_ratio", "throughput_ratio") and (row["method"], row["pair"]) == (
+        CONTROL,
+        "control",
+    )  # by definition 1
     shared = _SHARED if name == "throughput_ratio" and row["shared"] else ""
     return Entry(
         text=number(row[name]),
@@ -237,7 +257,9 @@ def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
     pair = records[0]["pair"] if records else "control"
     if pair == "control":
         return f"{what} against the draft-free control, decoded beside each sample."
-    return f"{what} against {pair} at the same budget, over the samples that both have."
+    at = "" if pair.endswith(":control") else " at the same budget"
+    none = "" if any(map(met, records)) else ": none"
+    return f"{what} against {pair}{at}, over the samples that both have{none}."
 
 
 def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -262,6 +284,7 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         ("tied" in ranks, "≈ tied with it: equal as printed, or the 95 % interval of their paired ratio holds 1."),
         (any(row["seeds"] > 1 for row in records), "± is the deviation over seeds."),
         (any(row["n"] < row["planned"] for row in records), "n/N: incomplete, and not ranked; k✗: k samples failed."),
+        (any(_of(met(row), row["n"]) for row in records), "k/n by a ratio: over the k of n samples that have a pair."),
         (any(row["numeric"] for row in records), "(k): k texts differ from the control within rounding."),
         (any(row["bug"] for row in records), "Red, or !: a text differs from the control for no numeric reason."),
         (any(is_oracle(row["method"]) for row in records), "† diagnostic: has seen the answer, untimed, not ranked."),
@@ -279,7 +302,9 @@ def terminal(sheet: Sheet, width: int) -> RenderableType:
     for panel in sheet.panels:
         if panel.title:
             parts.append(Text(panel.title, style="cyan"))
-        parts += _grids(panel, width) if any(column.groups for column in panel.columns) else [_listing(panel, width)]
+        parts += (
+            _grids(panel, width) if any(column.groups for column in panel.columns) else list(_listing(panel, width))
+        )
     return Group(*parts, *([Text(" ".join(sheet.notes), style="dim italic")] if sheet.notes else []))
 
 
@@ -287,32 +312,54 @@ def _style(entry: Entry) -> str:
     return "bold" if entry.best else "red" if entry.bug else "yellow" if entry.partial else ""
 
 
-def _listing(panel: Panel, width: int) -> Table:
-    """With as much detail as there is room for: intervals go first, then minor deviations, then the others."""
-    unbounded = Console(width=1_000_000)
-    tables = (_listed(panel, detail) for detail in reversed(range(4)))
-    return next((shown for shown in tables if unbounded.measure(shown).maximum <= width), _listed(panel, 0))
+def _listing(panel: Panel, width: int) -> Iterator[RenderableType]:
+    """With as much detail as there is room for: intervals go first, then minor deviations, then the others, and at last
+    names are folded. Section columns become title lines."""
+    kept = [index for index, column in enumerate(panel.columns) if not column.section]
+    headings = [panel.columns[index].narrow or panel.columns[index].heading for index in kept]
+    for detail in (3, 2, 1, 0):
+        cells = _listed(panel, kept, detail)
+        widths = [max(map(cell_len, [*heading.split("\n"), *(line[place].plain for line in cells)]))
+                  for place, heading in enumerate(headings)]  # fmt: skip
+        if sum(widths) + len(widths) <= width:
+            break
+    names = [place for place, index in enumerate(kept) if panel.columns[index].words]
+    while sum(widths) + len(widths) > width and (widths[widest := max(names, key=widths.__getitem__)]) > LEAST_NAME:
+        widths[widest] -= 1
 
-
-def _listed(panel: Panel, detail: int) -> Table:
-    """A table in which each column is as narrow as it can be; section columns become title lines."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    sections = [index for index, column in enumerate(panel.columns) if column.section]
-    kept = [(index, column) for index, column in enumerate(panel.columns) if not column.section]
-    marks = [
-        max((len(line.entries[index].marks) for line in panel.lines), default=0) for index in range(len(panel.columns))
-    ]
-    for _, column in kept:
-        heading = column.narrow or column.heading
-        shown.add_column(heading, justify="left" if column.words else "right", overflow="fold", vertical="bottom")
-    titled = groupby(panel.lines, lambda line: " · ".join(line.entries[index].text for index in sections))
-    for title, lines in titled:
-        if title:
-            shown.add_row(Text(title, style="cyan"))
+    def table(lines: Sequence[list[Text]], header: bool) -> Table:
+        shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=header)
+        for heading, index, needed in zip(headings, kept, widths, strict=True):
+            justify: Literal["left", "right"] = "left" if panel.columns[index].words else "right"
+            shown.add_column(heading, width=needed, justify=justify, overflow="fold", vertical="bottom")
         for line in lines:
-            entries = [(line.entries[index], detail - column.minor, marks[index]) for index, column in kept]
-            shown.add_row(*(Text(_in_terminal(*entry), _style(entry[0])) for entry in entries))
-    return shown
+            shown.add_row(*line)
+        return shown
+
+    sections = [index for index, column in enumerate(panel.columns) if column.section]
+    titles = [" · ".join(line.entries[index].text for index in sections) for line in panel.lines]
+    if not any(titles):
+        yield table(cells, header=True)
+        return
+    yield table([], header=True)
+    for title, group in groupby(zip(titles, cells, strict=True), lambda entry: entry[0]):
+        yield Text(title, style="cyan")
+        yield table([line for _, line in group], header=False)
+
+
+def _listed(panel: Panel, kept: Sequence[int], detail: int) -> list[list[Text]]:
+    """The entries of the columns `kept`, a list a line."""
+    marks = {index: max((len(line.entries[index].marks) for line in panel.lines), default=0) for index in kept}
+    return [
+        [
+            Text(
+                _in_terminal(line.entries[index], detail - panel.columns[index].minor, marks[index]),
+                _style(line.entries[index]),
+            )
+            for index in kept
+        ]
+        for line in panel.lines
+    ]
 
 
 def _in_terminal(entry: Entry, detail: int, marks: int) -> str:
@@ -326,7 +373,7 @@ def _grids(panel: Panel, width: int) -> list[RenderableType]:
     """The panel under its groups' headings, cut where `width` ends; what is noted of a number stands below it."""
     columns = [[line.entries[index] for line in panel.lines] for index in range(len(panel.columns))]
     cells = [_stacked(column) for column in columns]
-    needed = [max(len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
+    needed = [max(cell_len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
               for column, stacks in zip(panel.columns, cells, strict=True)]  # fmt: skip
     gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(needed))]
     for names, start, size in _groups(panel.columns):  # no heading is wider than what it stands over
@@ -370,7 +417,7 @@ def _grid(
     for number, line in enumerate(panel.lines):
         stacks = [cells[index][number] for index in piece]
         for level in range(max(map(len, stacks))):
-            row = Text(line.entries[0].text.ljust(needed[0]) if level == 0 else " " * needed[0])
+            row = Text(set_cell_size(line.entries[0].text if level == 0 else "", needed[0]))
             for index, stack in zip(piece, stacks, strict=True):
                 part = stack[level] if level < len(stack) else ""
                 row.append(" " * gaps[index]).append(part.rjust(needed[index]), _style(line.entries[index]))
@@ -405,24 +452,31 @@ def main_csv(rows: pd.DataFrame) -> str:
 
 def to_markdown(sheet: Sheet) -> str:
     """Markdown tables; the best in bold, headings of groups joined to those of their columns."""
-    return "\n".join([*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(" ".join(sheet.notes))])
+    return "\n".join(
+        [*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(_markdown(" ".join(sheet.notes)))]
+    )
 
 
 def _paragraph(text: str) -> list[str]:
     return [text + "\n"] if text else []
 
 
+def _markdown(text: str) -> str:
+    """A name as it is: no markup, no tag, no end of a column."""
+    return re.sub(r"[\\|*_`<\[~$&]", r"\\\g<0>", text)
+
+
 def _markdown_panel(panel: Panel) -> str:
-    title = f"**{panel.title}**\n\n" if panel.title else ""
-    lines = [[" ".join((*column.groups, column.heading)) for column in panel.columns],
+    title = f"**{_markdown(panel.title)}**\n\n" if panel.title else ""
+    lines = [[_markdown(" ".join((*column.groups, column.heading))) for column in panel.columns],
              [":---" if column.words else "---:" for column in panel.columns],
              *([_in_markdown(entry, column) for entry, column in zip(line.entries, panel.columns, strict=True)]
                for line in panel.lines)]  # fmt: skip
-    return title + "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _in_markdown(entry: Entry, column: Column) -> str:
-    number = f"{entry.text} ± {entry.spread}" if entry.spread else entry.text
+    number = _markdown(entry.text) + (f" ± {entry.spread}" if entry.spread else "")
     number = f"**{number}**" if entry.best else number
     interval = f"[{entry.interval}]" if entry.interval and not column.groups else ""
     return " ".join(filter(None, (number, interval, entry.marks, entry.note)))
@@ -432,21 +486,32 @@ _LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"
           "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
           ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", "†": r"$\dagger$",
           "‡": r"$\ddagger$", "≈": r"$\approx$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "✗": " failed",
-          "γ": r"$\gamma$", "τ": r"$\tau$"}  # fmt: skip
+          "[": "{[}", "*": "{*}"}  # fmt: skip  # a line that began with the last two would be an argument of \\
+
+
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon varphi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+)
+_LATEX |= {
+    letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)
+}
 
 
 def to_latex(sheet: Sheet) -> str:
-    r"""A booktabs `tabular` a panel; needs `\usepackage{booktabs}` and, for a quotation mark in a name, T1 fonts.
+    r"""A booktabs `tabular` a panel, as a paragraph of its own; one wider than the text is shrunk to it.
 
-    Titles and notes are comments: what they say belongs in a caption.
+    Needs `\usepackage{booktabs}`, graphicx where one is shrunk, and, for a quotation mark in a name, T1 fonts. Titles
+    and notes are comments: what they say belongs in a caption.
     """
-    notes = [f"% {note}" for note in sheet.notes]
-    return "\n".join([*("\n".join(_latex_panel(panel)) for panel in sheet.panels), *notes]) + "\n"
+    panels = "\n\n".join("\n".join(_latex_panel(panel)) for panel in sheet.panels)
+    return "\n".join([panels, *(f"% {note}" for note in sheet.notes)]) + "\n"
 
 
 def _latex_panel(panel: Panel) -> Iterator[str]:
     if panel.title:
         yield f"% {panel.title}"
+    yield r"\sbox0{%"
     yield rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in panel.columns)}}}"
     yield r"\toprule"
     for depth in range(max(len(column.groups) for column in panel.columns)):
@@ -462,7 +527,8 @@ def _latex_panel(panel: Panel) -> Iterator[str]:
         for line in lines:
             yield rf"{' & '.join(map(_in_latex, line.entries, panel.columns))} \\"
     yield r"\bottomrule"
-    yield r"\end{tabular}"
+    yield r"\end{tabular}}%"
+    yield r"\noindent\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi"
 
 
 def _spans(columns: Sequence[Column], depth: int) -> list[tuple[str, int, int]]:
@@ -480,7 +546,12 @@ def _groups(columns: Sequence[Column], levels: int | None = None) -> list[tuple[
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(map(_latex_letter, text))
+
+
+def _latex_letter(letter: str) -> str:
+    """What pdflatex can print for `letter`; it knows no other letters than Latin ones."""
+    return _LATEX.get(letter) or (letter if letter <= "\u017f" else f"U+{ord(letter):04X}")
 
 
 def _in_latex(entry: Entry, column: Column) -> str:
@@ -520,12 +591,13 @@ def to_html(sheet: Sheet) -> str:
 def html_page(sheet: Sheet, title: str) -> str:
     """`to_html` as a document of its own."""
     font = 'body { font: 15px/1.5 system-ui, "Liberation Sans", sans-serif; color: #1d2329; margin: 2rem; }'
-    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+    head = '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+    head += f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
     return f"{head}<style>\n{font}{HTML_STYLE}</style>\n<h1>{escape(title)}</h1>\n{to_html(sheet)}</html>\n"
 
 
 def _html_panel(panel: Panel) -> Iterator[str]:
-    yield '<div class="scroll"><table class="sheet">\n'
+    yield '<div class="scroll" tabindex="0"><table class="sheet">\n'
     if panel.title:
         yield f"<caption>{escape(panel.title)}</caption>\n"
     yield "<thead>\n"

@@ -3,6 +3,7 @@
 import re
 
 import pandas as pd
+import pytest
 
 from dashboards.analysis import write
 from orchestrator.analysis import Analysis
@@ -56,6 +57,18 @@ def test_the_files_beside_it_are_the_tables_and_the_figures(tmp_path):
                "c-d-arith-T-0-block-length"}  # fmt: skip
     assert {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")} < names
     assert (tmp_path / "tiny-arith-T-0-block.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    """The report reads it, and `run` ends with a report."""
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(whole(tmp_path))
+    assert not (tmp_path / "accuracy.csv").exists()
 
 
 def test_it_loads_nothing_and_every_element_is_closed_in_turn(tmp_path):

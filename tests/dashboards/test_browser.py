@@ -69,6 +69,12 @@ def test_a_cell_that_fails_everywhere_leaves_room_for_others():
     assert samples(found)[browser.MOST_ODD] == ("control 0", "r0", "identical")
 
 
+def test_a_text_of_other_tokens_is_shown_against_its_control_though_it_reads_alike():
+    records = [control("c", "r0", 60), decode("s4", "r0", 20, 60, identical=False, difference="numeric")]
+    found = shown(sweep(*CELLS), records)
+    assert found.data["samples"][0][2] == "numeric" and found.data["samples"][0][10:12] == [0, 0]
+
+
 def test_odd_samples_leave_half_of_the_room_to_the_others(monkeypatch):
     monkeypatch.setattr(browser, "SAMPLE_BYTES", 6000)
     other = {"identical": False, "difference": "numeric"}

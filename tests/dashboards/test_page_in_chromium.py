@@ -79,6 +79,20 @@ def test_a_differing_sample_is_compared_with_its_control(opened):
     assert [part.get_property("textContent") for part in box.find_elements("css selector", "ins")] == ["4 big"]
 
 
+def test_no_sample_is_passed_over_where_one_was_shown_on_top(tab, tmp_path):
+    made = [decode(SSD.key, "r0", 30, 60, identical=False, difference="bug", text="other", text_sha="x")]
+    made += [control(CONTROL.key, f"r{i}", 60) for i in range(20)] + [
+        decode(SPOT.key, f"r{i}", 9, 60) for i in range(20)
+    ]
+    made += [decode(SSD.key, f"r{i}", 9, 60) for i in range(1, 20)]
+    tab.open(write_report(on_disk(tmp_path, *CELLS, records=made, rows=20).folder).as_uri(), width=1280)
+    tab.see("60 of 60 samples")
+    tab.find("button[data-sample]").click()
+    tab.find("#more").click()
+    listed = found(tab)
+    assert len(listed) == 61 and len(set(listed)) == 60 and not tab.all("#more")[0].is_displayed()
+
+
 def tokens(tab, kind):
     return [token.text for token in tab.all(f".player .tokens .{kind}")]
 
@@ -92,6 +106,8 @@ def test_a_decode_is_replayed_step_by_step_by_keyboard_buttons_and_slider(opened
     player = opened.find(".player")
     assert "how many?" in opened.text()
     assert "Pass 1 of 2: no drafts" in player.text and tokens(opened, "new") == ["a"]
+    player.send_keys(Keys.CONTROL, Keys.ARROW_RIGHT)  # not this page's
+    assert "Pass 1 of 2: no drafts" in player.text
     player.send_keys(Keys.ARROW_RIGHT)
     assert "Pass 2 of 2: 2 drafts offered" in player.text and tokens(opened, "offered") == ["b", "c"]
     assert len(opened.all(".player .tree .offered")) == 2

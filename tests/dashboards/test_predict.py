@@ -70,6 +70,14 @@ def test_a_method_without_its_control_is_not_predicted():
     assert predictions(results.frame(made, records, ())) == {}
 
 
+def test_methods_are_in_the_order_of_the_sweep():
+    cells = [FakeCell(f"{name}{n}", f"m{name}", n) for name in range(20) for n in (4, 8)]
+    drafted = {"drafted": 40, "drafted_passes": 10, "accepted": 40}
+    records = [control("c", "r0", STEPS), *(decode(cell.key, "r0", 20, STEPS, **drafted) for cell in cells)]
+    found = predictions(results.frame(sweep(FakeCell("c"), *cells, rows=1), records, ()))
+    assert list(found) == [f"m{name}" for name in range(20)]
+
+
 def test_the_miss_is_how_far_a_budget_left_out_is_from_what_was_measured():
     made = sweep(FakeCell("c"), *(FakeCell(f"s{n}", "spot", n) for n in (2, 4, 8)), rows=1)
     plain = {"prefill": 0.0, "target": 60.0, "draft": 0.0, "rest": 0.0}

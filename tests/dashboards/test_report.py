@@ -225,6 +225,16 @@ def test_figures_are_of_the_first_groups_and_lines_of_the_first_cells_where_ther
     assert "The first 4 of 6 lines" in text and text.count('<td class="words">mbpp</td>') == 0
 
 
+def test_a_group_of_figures_needs_no_part_of_another_which_may_be_folded_up(tmp_path):
+    cells = [replace(cell, task=task) for task in ("arith", "gsm8k") for cell in (CONTROL, SPOT)]
+    made = [line for task in range(2) for line in (control(cells[2 * task].key, "r0", 60),
+                                                   decode(cells[2 * task + 1].key, "r0", 20, 60))]  # fmt: skip
+    groups = page(tmp_path, cells=cells, made=made).split('<div class="figures">')[1:]
+    ids = [set(re.findall(r' id="([\w-]+)"', group.partition("</details>")[0])) for group in groups]
+    asked = [set(re.findall(r'(?:url\(#|href="#)([\w-]+)', group.partition("</details>")[0])) for group in groups]
+    assert ids[0] and not ids[0] & ids[1] and asked == ids
+
+
 def rows_of(tmp_path):
     sweep, samples = results.load(on_disk(tmp_path, *CELLS, records=records()).folder)
     return results.over_seeds(results.summary(sweep, samples), samples).to_dict("records")
@@ -251,6 +261,70 @@ def test_a_figure_is_one_svg_with_its_text_as_text(tmp_path, draw):
     root = ElementTree.fromstring(draw(rows, plots.colours(rows)))
     texts = ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert any("spot" in text for text in texts)
+
+
+def texts_of(svg):
+    root = ElementTree.fromstring(svg)
+    return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_a_name_in_a_figure_is_itself_whatever_it_is(tmp_path, draw, recwarn):
+    names = ["sp$x$ot$\\frac{1$", "_x_", "<b>&", "名前", "a\\"]
+    row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
+    rows = [row | {"drafter": name} for name in names]
+    told = [text.strip("\u200b") for text in texts_of(draw(rows, plots.colours(rows)))]
+    assert all(any(text.startswith(name) for text in told) for name in names)
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+def test_an_oracle_is_marked_in_every_figure_and_is_in_none_of_times(tmp_path):
+    oracle = real_cell("oracle-both", 4, method="oracle")
+    made = [*records(), *(decode(oracle.key, f"r{i}", 12, 60, **drafts([9])) for i in range(2))]
+    sweep, samples = results.load(on_disk(tmp_path, *CELLS, oracle, records=made).folder)
+    rows = results.over_seeds(results.summary(sweep, samples), samples).to_dict("records")
+    for draw in FIGURES:
+        told = [text for text in texts_of(draw(rows, plots.colours(rows))) if "oracle" in text]
+        timed = draw in (plots.time_split, plots.throughput_by_nfe, FIGURES[1])
+        assert told == [] if timed else all("oracle-both †" in text for text in told) and told
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_points_of_incomplete_cells_are_hollow_or_say_how_many(tmp_path, draw):
+    sweep, samples = results.load(on_disk(tmp_path, *CELLS, records=records(), rows=2).folder)
+    half = samples[(samples["row"] == "r0") | (samples["drafter"] != "spot")]
+    whole, part = (
+        results.over_seeds(results.summary(sweep, some), some).to_dict("records") for some in (samples, half)
+    )
+    palette = plots.colours(whole)
+    for rows, there in ((whole, False), (part, True)):
+        svg = draw(rows, palette)
+        assert ("(1/2)" in svg or "fill: #ffffff; stroke: #0072b2" in svg) == there
+
+
+def test_what_hollow_points_are_is_said_where_there_are_some(tmp_path, usual):
+    text = page(tmp_path, made=list(records())[:8])
+    assert "Hollow points" in text and "Hollow points" not in usual
+
+
+@pytest.mark.parametrize("draw", [plots.nfe_by_budget, plots.survival])
+def test_many_methods_have_colours_of_their_own_and_a_legend_below(tmp_path, draw):
+    row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
+    rows = [row | {"drafter": f"method-{i}"} for i in range(14)]
+    palette = plots.colours(rows)
+    assert len(set(palette.values())) == 15
+    few, many = (re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', draw(some, palette)) for some in (rows[:2], rows))
+    assert float(few[2]) + 70 < float(many[2]) and few[1] == many[1]
+    lowest = max(float(y) for y in re.findall(r'<text [^>]*y="([\d.]+)"', draw(rows, palette)))
+    assert lowest < float(many[2])
+
+
+def test_budgets_on_the_axis_do_not_run_into_each_other(tmp_path):
+    row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
+    budgets = [*range(1, 65)]
+    told = texts_of(plots.nfe_by_budget([row | {"budget": budget} for budget in budgets], {"spot": "#000000"}))
+    shown = [int(text) for text in told if text.isdigit() and int(text) in budgets]
+    assert 8 < len(shown) < 25 and max(shown) == 64
 
 
 @pytest.mark.parametrize("draw", FIGURES)

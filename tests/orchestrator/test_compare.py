@@ -89,7 +89,7 @@ def test_a_sweep_that_has_decoded_nothing_yet_has_nothing_in_common(tmp_path):
     found = compare.of_sweeps(stored(tmp_path / "a"), stored(tmp_path / "b", made=[]))
     spot = of(found, "spot")
     assert (spot.n, spot.alone, spot.nfe, spot.passes.value, spot.speed.value) == (0, (4, 0), (None, None), None, None)
-    assert found.wins_ties_losses == (0, 0, 0)
+    assert found.wins_ties_losses == (0, 0, 0) and not spot.is_same
     assert "2 cells in both, 0 with common samples; in 0, every text and NFE is the same" in compare.lines(found)
 
 
@@ -159,7 +159,10 @@ def beside(folder, ratio, cells=MAIN, rows=4):
     return {(one.figure.measure, one.figure.kind, one.figure.source.name): one for one in found}, unmet
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(4.0, "inside"), (2.0, "below"), (5.0, "above")])
+RATIOS = {4.0: "inside", 2.0: "below", 5.0: "above", 3.16: "inside", 4.74: "inside", 3.14: "below", 4.76: "above"}
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), RATIOS.items())
 def test_a_published_range_tells_whether_ours_is_inside(tmp_path, ratio, verdict):
     found, _ = beside(tmp_path, ratio)
     one = found["nfe_ratio", "range", "SPOT page"]
@@ -196,6 +199,28 @@ def test_passes_saved_are_against_the_methods_own_baseline(tmp_path):
     found, _ = compare.of_published(stored(tmp_path, cells, 4, made), published.every())
     (one,) = (one for one in found if one.figure.measure == "passes_saved")
     assert one.ours[0].value == pytest.approx(0.25) and one.verdicts == ("inside",)
+
+
+def test_more_passes_are_counted_over_the_samples_that_the_baseline_has(tmp_path):
+    cells = (sdar(task="mbpp"), sdar("spot", 8, task="mbpp"), sdar("spot-chain", 8, task="mbpp"))
+    nfe = {"none": 256, "spot": 60, "spot-chain": 67}
+    made = [decode(c.key, f"r{i}", nfe[c.drafter] + 20 * i, 256) for c in cells for i in range(4)]
+    made = [
+        record for record in made if (record["cell"], record["row"]) not in {(cells[1].key, f"r{i}") for i in (2, 3)}
+    ]
+    found, _ = compare.of_published(stored(tmp_path, cells, 4, made), published.every())
+    (one,) = (one for one in found if one.figure.measure == "more_passes")
+    assert (one.ours[0].value, one.ours[0].n, one.ours[0].planned) == (7.0, 2, 4)
+
+
+def test_a_published_number_has_no_digit_more_than_its_source(tmp_path):
+    mine = figure_file(
+        tmp_path, FIGURE | {"measure": "nfe", "value": 64}, {"measure": "nfe_ratio", "range": [2.0, 4], "source": "me"}
+    )
+    made = [decode(c.key, f"r{i}", 64, 256) for c in MAIN for i in range(2)]
+    found, _ = compare.of_published(stored(tmp_path, MAIN, 2, made), published.read(mine))
+    lines = compare.published_sheet(found).panels[0].lines
+    assert [line.entries[2].text for line in lines] == ["64", "2.0–4"]
 
 
 def figure_file(folder, *figures, **sources):
@@ -245,6 +270,8 @@ def test_published_figures_are_printed_with_source_and_date_or_answered_in_json(
     [
         ({"mesure": "nfe"}, "figures[0].mesure: unknown key; known: "),
         ({"measure": "speed"}, "figures[0].measure: 'speed'; one of nfe, "),
+        ({"measure": ["nfe"]}, "figures[0].measure: ['nfe']; one of nfe, "),
+        ({"source": {"me": 1}}, "figures[0].source: \"{'me': 1}\"; one of me expected"),
         ({"source": "you"}, "figures[0].source: 'you'; one of me expected"),
         ({"range": [1, 2]}, "figures[0]: value, range: exactly one of "),
         ({"value": "4"}, "figures[0].value: '4': a number expected"),
@@ -269,6 +296,7 @@ def test_a_malformed_file_is_one_line_with_the_key(tmp_path, capsys, change, wro
         ("figures: []\nsources: {}\nmore: 1", "more: unknown key; `sources` and `figures` are known"),
         ("sources: {}\nfigures: [4]", "figures[0]: 4: a mapping expected"),
         ("- 1", "not a mapping"),
+        ("sources: {}\nfigures: []\nnull: 1", "Incompatible key type 'NoneType'"),
     ],
 )
 def test_a_file_of_another_form_is_refused(tmp_path, text, wrong):

@@ -193,6 +193,13 @@ def test_an_unfinished_seed_weighs_by_its_samples():
     assert (merged["nfe"], merged["n"], merged["planned"]) == (30.0, 4, 6)
 
 
+def test_depths_weigh_by_samples_too_so_that_they_add_up_to_the_acceptance():
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in (0, 1)]
+    records = [decode("s0", f"r{i}", 20, 60, **drafts(10, 40, [10, 5])) for i in range(3)]
+    row = both(sweep(*cells, rows=3), [*records, decode("s1", "r0", 60, 60, **drafts(10, 40, [2]))]).iloc[0]
+    assert row["survival"] == pytest.approx([0.8, 0.375]) and row["acceptance"] == pytest.approx(1.175)
+
+
 def both(plan, records, scores=()):
     samples = results.frame(plan, records, scores)
     return results.over_seeds(results.summary(plan, samples), samples)
@@ -274,6 +281,25 @@ def test_cells_are_won_tied_and_lost_by_the_interval_of_the_ratio():
     nfes = {"s4": lambda i: 30, "s8": lambda i: 59 + 2 * (i % 2), "s16": lambda i: 90}
     records = [decode(key, f"r{i}", nfe(i), 60) for key, nfe in nfes.items() for i in range(20)]
     assert results.tally(both(sweep(*cells, rows=20), records))["spot"]["nfe_ratio"] == (1, 1, 1)
+
+
+def test_a_cell_whose_pair_is_unfinished_is_not_counted_as_won():
+    plan, records = race(lambda i: 20, lambda i: 30)
+    for made, cells in (
+        (records, (1, 0, 0)),
+        ([r for r in records if (r["cell"], r["row"]) != ("d", "r3")], (0, 0, 0)),
+    ):
+        samples = results.frame(plan, made, ())
+        samples = results.against(samples, "ssd", samples)
+        rows = results.over_seeds(results.summary(plan, samples), samples)
+        assert results.tally(rows).get("spot", {}).get("nfe_ratio", (0, 0, 0)) == cells
+
+
+def test_what_decoded_another_length_is_no_pair():
+    plan, records, _ = two_rows()
+    longer = results.frame(sweep(FakeCell("c", gen_length=128)), [control("c", "r0", 120)], ())
+    samples = results.against(results.frame(plan, records, ()), "control", longer, "longer:control")
+    assert line(results.summary(plan, samples), "s")["nfe_ratio"] is None
 
 
 def test_a_method_that_is_not_there_is_no_baseline():

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 import launch
@@ -161,6 +163,49 @@ def test_against_another_baseline_the_notes_count_the_cells_won_tied_and_lost():
     assert "spot 4–0–0 by NFE, 0–4–0 by throughput; oracle-positions † 4–0–0 by NFE" in sheet.notes[1]
 
 
+def test_against_another_sweeps_control_it_is_named_and_the_own_control_has_an_interval_too():
+    plan, records = paper(tasks=("gsm8k",))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "control", samples.assign(nfe=samples["nfe"] + 9), "single:control")
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    told = "against single:control, over the samples that both have."
+    assert (
+        tables.main(rows).notes[0] == f"Throughput ratios are {told}"
+        and f"Ratios are {told}" in tables.long(rows).notes
+    )
+    own = entry(tables.long(rows), "control", "NFE ratio vs single:control")
+    assert (own.text, own.interval) == ("1.15", "1.15–1.15")
+
+
+def test_a_baseline_that_no_sample_meets_is_told():
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "ssd", samples.assign(gen_length=128), "long:ssd")
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    told = "against long:ssd at the same budget, over the samples that both have: none."
+    assert tables.main(rows).notes[0] == f"Throughput ratios are {told}"
+
+
+def test_a_ratio_over_fewer_samples_than_were_decoded_says_so():
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    samples = results.frame(plan, records, ())
+    samples = results.against(samples, "ssd", samples[samples["row"] != "r0"])
+    rows = results.over_seeds(results.summary(plan, samples), samples)
+    assert entry(tables.main(rows), "spot", "gsm8k budget 8 thr. ratio").note == "3/4"
+    long = tables.long(rows)
+    assert entry(long, "spot", "NFE ratio vs ssd") == tables.Entry(
+        "1.57", interval=entry(long, "spot", "NFE ratio vs ssd").interval, best=True, note="3/4", partial=True
+    )
+    assert "k/n by a ratio: over the k of n samples that have a pair." in long.notes
+
+
+def test_texts_within_rounding_are_marked_at_the_ratio_that_leaves_them_out():
+    plan, records, scores = two_rows(identical=False, difference="numeric")
+    sheet = tables.main(merged(plan, records, scores))
+    assert entry(sheet, "spot", "arith budget 4 thr. ratio").note == "(1)"
+    assert "(k): k texts differ from the control within rounding." in sheet.notes
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_main_table_fits_its_terminal_and_every_number_is_whole(width):
     plan, records = paper(tasks=("gsm8k", "mbpp", "humaneval", "math500"))
@@ -177,6 +222,15 @@ def test_headings_stand_over_their_columns_even_where_the_numbers_are_narrow():
     ends = [match.end() for match in re.finditer(r"─+ budget \d+ ─+", budgets)]
     assert ends == [match.end() for match in re.finditer("thr.", names)] and len(task.rstrip()) == ends[-1]
     assert first[ends[0] - 4 : ends[0]] == "1.00"
+
+
+def test_numbers_stay_in_line_beside_a_name_of_wide_letters():
+    plan = sweep(CONTROL, SPOT, FakeCell("w", "名前", 4))
+    records = [control("c", "r0", 60), decode("s", "r0", 20, 60), decode("w", "r0", 30, 60)]
+    lines = [
+        line for line in printed(tables.main(merged(plan, records)), 80).splitlines() if re.search(r"\d\.\d\d", line)
+    ]
+    assert len(lines) == 3 and len({cell_len(line.rstrip()) for line in lines}) == 1
 
 
 # ---- the long table
@@ -198,6 +252,23 @@ def test_where_there_is_little_room_deviations_go_before_a_number_is_broken():
     assert "20.0±2.0" in wide and re.search(r"3.02±0.30 \[[\d.]+–[\d.]+\]", wide)
 
 
+def test_a_title_is_whole_and_takes_no_room_from_the_numbers():
+    model = "a-model-with-quite-a-long-name-of-its-own"
+    plan, records = paper(seeds=(0,))
+    named = sweep(*(replace(cell, model=model) for cell in plan.cells), rows=4)
+    text, short = (printed(tables.long(merged(made, records)), 80) for made in (named, plan))
+    assert f"\n{model} · gsm8k\n" in printed(tables.long(merged(sweep(CONTROL, *named.cells, rows=4), records)), 80)
+    assert text == short and "\ngsm8k\n" in text and "\nmbpp\n" in text
+    assert [line.split()[:2] for line in text.splitlines()[3:5]] == [["control", "0"], ["spot", "8"]]
+
+
+def test_names_are_folded_where_there_is_no_room_and_numbers_never():
+    plan = sweep(CONTROL, FakeCell("l", "a-drafter-" * 8, 4))
+    text = printed(tables.long(merged(plan, [control("c", "r0", 60), decode("l", "r0", 20, 60)])), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"4 0 20.0 +3.00 +2.00 .* 1/2", text) and text.replace("\n", "").count("drafter") >= 5
+
+
 def test_what_is_incomplete_failed_or_within_rounding_is_in_the_long_table():
     plan, records, scores = two_rows(identical=False, difference="numeric")
     assert entry(tables.long(merged(plan, records, scores)), "spot", "identical").note == "(1)"
@@ -205,6 +276,14 @@ def test_what_is_incomplete_failed_or_within_rounding_is_in_the_long_table():
     assert entry(tables.long(merged(sweep(SPOT, rows=5), failed)), "spot", "n/N") == tables.Entry(
         "1/5 1✗", partial=True
     )
+
+
+def test_an_accuracy_of_some_of_the_texts_says_of_how_many():
+    plan, records, scores = two_rows()
+    sheet = tables.long(merged(plan, records, scores[:1]))
+    assert entry(sheet, "spot", "accuracy").note == "1/2" and entry(sheet, "spot", "accuracy").partial
+    assert sheet.notes[-1] == "k/n by an accuracy: of the k of n texts that are scored."
+    assert not any("accuracy" in note for note in tables.long(merged(plan, records, scores)).notes)
 
 
 def test_models_and_tasks_and_the_oracle_share_are_columns_only_where_they_tell_something():
@@ -246,6 +325,24 @@ def test_markdown_is_one_table_with_as_many_cells_in_every_line():
     assert tables.to_markdown(tables.long(merged(sweep(), []))).count("\n") == 2  # an empty sweep, an empty table
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("a|b", r"a\|b"),
+        (r"a\|b", r"a\\\|b"),
+        ("<img>", r"\<img>"),
+        ("*a*", r"\*a\*"),
+        ("_a_", r"\_a\_"),
+        ("`a`", r"\`a\`"),
+    ],
+)
+def test_markdown_shows_a_name_as_it_is(name, written):
+    plan = sweep(FakeCell("h", name, 4, task=name, model=name))
+    main, long = (tables.to_markdown(layout(merged(plan, []))) for layout in (tables.main, tables.long))
+    assert f"| {written} | – 0/2 |" in main and f"| {written} budget 4 NFE |" in main and f"**{written} · T" in main
+    assert f"| {written} | 4 |" in long
+
+
 class Tables(HTMLParser):
     """The tables of a page as rows of (text, colspan); fails on an element closed out of turn."""
 
@@ -270,6 +367,8 @@ class Tables(HTMLParser):
 
 
 HOSTILE = r"a_b%&#{x}$^~\<b>"
+BEGINNINGS = ("[x]", "*x*")  # what LaTeX takes for an argument of the line's end before it
+LETTERS = ("spot-γ", "αΩμ", "naïve", "ł", "名", "🙂")
 
 
 def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_name_escaped():
@@ -281,7 +380,8 @@ def test_html_is_a_fragment_of_tables_in_which_every_line_is_as_wide_and_every_n
     )
     hostile = tables.to_html(tables.long(merged(sweep(FakeCell("h", HOSTILE, 4)), [])))
     assert "<b>" not in hostile and "&lt;b&gt;" in hostile
-    assert tables.html_page(tables.main(merged(*two_rows())), "<x>").startswith("<!doctype html>")
+    page = tables.html_page(tables.main(merged(*two_rows())), "<x>")
+    assert page.startswith("<!doctype html>") and "width=device-width" in page
 
 
 def unescaped(line):
@@ -306,12 +406,20 @@ def test_latex_is_booktabs_with_as_many_cells_in_every_line_and_every_name_escap
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex; Debian's texlive-latex-recommended has it")
 def test_latex_compiles(tmp_path):
     plan, records, scores = two_rows(identical=False, difference="bug", per_gpu=2)
-    hostile = merged(sweep(*plan.cells, FakeCell("h", HOSTILE, 4), FakeCell("g", "spot-γ", 4), rows=3), records, scores)
-    sheets = [layout(rows) for rows in (hostile, paper_rows()) for layout in (tables.main, tables.long)]
-    head = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs}\\begin{document}\n"
-    (tmp_path / "t.tex").write_text(head + "\n".join(map(tables.to_latex, sheets)) + "\\end{document}\n")
+    named = [FakeCell(f"h{i}", name, 4) for i, name in enumerate((HOSTILE, *BEGINNINGS, *LETTERS))]
+    hostile = merged(sweep(*plan.cells, *named, FakeCell("m", model="[another]"), rows=3), records, scores)
+    wide = merged(*paper(tasks=("gsm8k", "mbpp", "humaneval", "math500")))
+    sheets = [layout(rows) for rows in (hostile, wide) for layout in (tables.main, tables.long)]
+    head = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+    (tmp_path / "t.tex").write_text(head + "\n\n".join(map(tables.to_latex, sheets)) + "\\end{document}\n")
     ran = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:]
+    assert "Overfull" not in ran.stdout  # neither wider than the page nor one beside the other
+
+
+def test_latex_has_letters_that_pdflatex_knows():
+    text = tables.to_latex(tables.long(merged(sweep(*(FakeCell(name, name, 4) for name in LETTERS)), [])))
+    assert r"$\alpha$$\Omega$$\mu$" in text and "naïve" in text and "U+540D" in text and "U+1F642" in text
 
 
 # ---- the command
@@ -342,7 +450,7 @@ print(codes, sorted({{"ray", "torch", "mlflow", "transformers"}} & sys.modules.k
 
 @pytest.mark.parametrize(
     ("form", "first"),
-    [("csv", "cell,model,"), ("markdown", "| method |"), ("latex", r"\begin{tabular}"), ("html", "<!doctype html>")],
+    [("csv", "cell,model,"), ("markdown", "| method |"), ("latex", r"\sbox0{%"), ("html", "<!doctype html>")],
 )
 def test_a_format_is_all_that_stdout_has(form, first, tmp_path, capsys):
     assert launch.main(["report", half_done(tmp_path), "--format", form]) == 0
@@ -352,10 +460,10 @@ def test_a_format_is_all_that_stdout_has(form, first, tmp_path, capsys):
 
 def test_a_baseline_is_a_method_of_the_sweep_or_of_another(tmp_path, capsys):
     folder, other = half_done(tmp_path), half_done(tmp_path / "other")
-    for baseline in ("ssd", f"{other}:ssd"):
+    for baseline, pair in (("ssd", "ssd"), (f"{other}:ssd", "first:ssd")):
         assert launch.main(["report", folder, f"baseline={baseline}", "--format", "csv", "--json"]) == 0
         found = {row["drafter"]: row for row in json.loads(capsys.readouterr().out)["table"]}
-        assert (found["spot"]["nfe_ratio"], found["spot"]["pair"], found["none"]["nfe_ratio"]) == (1.5, "ssd", None)
+        assert (found["spot"]["nfe_ratio"], found["spot"]["pair"], found["none"]["nfe_ratio"]) == (1.5, pair, None)
     assert launch.main(["report", folder, "baseline=spotty"]) == 2
     assert (
         capsys.readouterr().err
