@@ -29,8 +29,10 @@ from workers.store import Place, place
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
-MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # folders MLflow has given up
-PASSWORD = r"^[\w+]+://[^/@]*:[^/]*@|[?&]password="
+# Folders MLflow has given up; sqlite:// and :memory: would be of one process.
+MLFLOW = r"sqlite(\+\w+)?:///[^:?]|(postgresql|mysql|mssql)(\+\w+)?://|https?://[^/]|databricks"
+# A user name may have @, and a password /; a server's address has no user but for a password or a token.
+PASSWORD = r"(?i)^[\w+]+://[^/]*:[^@]*@|^https?://[^/]*@|[?&].*(passw|pwd|token|secret)"
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
 UNMASKING, LAYOUTS = ("single", "threshold"), ("batch", "concat")
@@ -221,7 +223,7 @@ def here(store: str) -> str:
 
 def mlflow_beside(store: str) -> str:
     """The MLflow database of a store by default. `sync` makes it again on any machine."""
-    return f"sqlite:///{here(store)}/mlflow.db"
+    return f"sqlite:///{here(store).replace('%', '%25').replace('?', '%3F')}/mlflow.db"
 
 
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
