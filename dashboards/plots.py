@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
@@ -41,6 +42,8 @@ STYLE: Any = {
     "axes.grid": True, "grid.color": "#eeeeee", "axes.axisbelow": True, "xtick.color": "#555555",
     "ytick.color": "#555555", "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.6,
 }  # fmt: skip
+
+warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the page, or MLflow's, has letters that we lack
 
 
 def colours(rows: Iterable[Row]) -> dict[str, str]:

@@ -836,3 +836,10 @@ def test_an_address_that_is_not_secure_is_told_from_a_server_that_is_away():
     assert mlflow_store.why(Exception(failure)) == "it does not answer"
     secure = f"{failure} (Caused by SSLError(SSLError(1, '[SSL: WRONG_VERSION_NUMBER] wrong version number')))"
     assert "it is at http://" in mlflow_store.why(Exception(secure))
+
+
+def test_letters_that_no_font_here_has_are_drawn_without_a_word():
+    drawing = "from dashboards import plots\nwith plots.figure() as (axes, found): axes.set_title('方法')\n"
+    drawing += "print(found['svg'].decode())"
+    done = subprocess.run([sys.executable, "-c", drawing], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "方法" in done.stdout and not done.stderr
