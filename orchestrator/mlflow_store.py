@@ -42,7 +42,7 @@ def connect(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+    for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "mlflow.utils.databricks_utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they would write into the live panel; we say it once
     if not uri.startswith(SERVERS):
         from mlflow.store.db import utils
