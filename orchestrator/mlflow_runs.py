@@ -227,8 +227,7 @@ class Runs:
 
     def _settle_group(self, projection: Projection, views: list[View]) -> None:
         """Those of its complete cells that lack it. A group holds whatever the numbers of its cells are made of."""
-        due = [view for view in views if view.complete and self._is_due(view, views)]
-        if not due:
+        if not (due := self._due(views)):
             return
         decodes, scores = projection.records(views)
         part = replace(
@@ -236,18 +235,22 @@ class Runs:
         )
         samples = results.frame(part, decodes, scores)
         lines = {line["cell"]: line for line in results.summary(part, samples).to_dict("records")}
-        for view in due:
-            self._settle_cell(lines[view.cell.key], samples, self._seen(view, views))
-            self._end_cell(projection, view)
+        for key, seen in due.items():
+            self._settle_cell(lines[key], samples, seen)
+            self._end_cell(projection, projection.views[key])
 
-    def _is_due(self, view: View, views: list[View]) -> bool:
-        run = self._runs.get(view.cell.key)
-        return run is not None and (run.status not in _ENDED or run.settled != self._seen(view, views))
+    def _due(self, views: list[View]) -> dict[str, str]:
+        """The complete cells of a group that lack their summary, and how far the ledger was read for it.
 
-    def _seen(self, view: View, views: list[View]) -> str:
-        """How far the ledger was read for a cell's numbers: for its own run, and for those of the oracles beside it."""
-        known = [v.cell.key for v in views if v is view or results.is_oracle(v.cell.method)]
-        return str(max(self._runs[key].cursor for key in known if key in self._runs))
+        That is for their own runs, and for those of the oracles beside them, which they are measured against.
+        """
+        runs = {v.cell.key: self._runs[v.cell.key] for v in views if v.cell.key in self._runs}
+        oracles = [v.cell.key for v in views if results.is_oracle(v.cell.method)]
+        least = max((runs[key].cursor for key in oracles if key in runs), default=0)
+        seen = {
+            v.cell.key: str(max(runs[v.cell.key].cursor, least)) for v in views if v.complete and v.cell.key in runs
+        }
+        return {k: mark for k, mark in seen.items() if runs[k].status not in _ENDED or runs[k].settled != mark}
 
     def _settle_cell(self, line: dict[str, Any], group: pd.DataFrame, seen: str) -> None:
         """The mark last: a run without it is settled again."""
@@ -286,13 +289,16 @@ class Runs:
 
     def _present(self) -> None:
         """The tables as `launch.py report` has them: a tie takes the samples of cells of several groups."""
-        ledger = Ledger(self._sweep.folder)
-        samples = results.frame(self._sweep, ledger.decodes(), ledger.scores().values())
-        table = results.summary(self._sweep, samples)
-        rows = results.over_seeds(table, samples)
+        table, rows = self._numbers()
         paper = tables.to_markdown(tables.main(rows))
         self._client.set_tag(self._parent, "mlflow.note.content", paper[:_TAG], synchronous=True)
         self._attach(self._parent, self._pages(table, rows))
+
+    def _numbers(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        ledger = Ledger(self._sweep.folder)
+        samples = results.frame(self._sweep, ledger.decodes(), ledger.scores().values())
+        table = results.summary(self._sweep, samples)
+        return table, results.over_seeds(table, samples)
 
     def _pages(self, table: pd.DataFrame, rows: pd.DataFrame) -> Files:
         store = open_store(self._sweep.folder)
