@@ -278,14 +278,18 @@ class Runs:
 
     def finish(self, projection: Projection, status: Status) -> None:
         """Every run's end status, then what takes long and the driver may not wait for: figures, tables, the report."""
+        self.end(projection, status)
+        for views in projection.groups.values():
+            self._settle_group(projection, views)
+        self._present()
+
+    def end(self, projection: Projection, status: Status) -> None:
+        """Nothing is at work any more: the sweep's status, and that of its cells, as far as they were read."""
         for key, run in self._runs.items():
             if run.params:
                 self._log(run, iter(()), {})
             self._end_cell(projection, projection.views[key], "KILLED" if status == "FINISHED" else status)
         self._client.set_terminated(self._parent, status, end_time=_last_end(projection, projection.views.values()))
-        for views in projection.groups.values():
-            self._settle_group(projection, views)
-        self._present()
 
     def _present(self) -> None:
         """The tables as `launch.py report` has them: a tie takes the samples of cells of several groups."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -167,5 +168,10 @@ def rebuild(uri: str, folder: Place, drawings: Drawings | None = None, anew: boo
     runs, projection = Runs(uri, sweep, drawings), Projection(sweep)
     if anew:
         runs.delete()
-    catch_up(runs, projection)
+    try:
+        catch_up(runs, projection)
+    except BaseException:  # Ctrl-C, a damaged record: no run is to look as if a driver were at work
+        with suppress(Exception):
+            runs.end(projection, "KILLED")
+        raise
     runs.finish(projection, end_status(sweep.rows, Ledger(folder).results()))

@@ -331,6 +331,22 @@ def test_orphans_of_a_killed_driver_become_killed_and_no_param_conflicts(uri, tm
     assert set(statuses(uri).values()) == {"KILLED"}
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionError])
+def test_a_sync_that_is_broken_off_leaves_no_run_running(uri, tmp_path, monkeypatch, failure):
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
+
+    def breaking(self, projection, full_only=False):
+        send(self, projection, full_only)
+        if not full_only:
+            raise failure
+
+    send = Runs.send
+    monkeypatch.setattr(Runs, "send", breaking)
+    with pytest.raises(failure):
+        tracking.rebuild(uri, sweep.folder)
+    assert statuses(uri) == {None: "KILLED", CONTROL.key: "FINISHED", SPOT.key: "FINISHED"}
+
+
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
 def test_the_cells_that_were_at_work_end_as_the_sweep_does(uri, tmp_path, status):
     mirrored(uri, on_disk(tmp_path, CONTROL, SPOT, records=RECORDS[:3] + SCORES), status)
