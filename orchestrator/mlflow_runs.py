@@ -2,8 +2,8 @@
 
 Synchronous, and raises what MLflow raises; tracking.py decides when. A run's tags say how far it has come: `mirrored`
 is the number of ledger lines it has seen (the cursor), `rows` how many of which rows it was made for, `settled` the
-cursor of its summary. A cursor is written after its metrics, and metrics carry the time and step of their record, so
-what a killed mirror sends again changes nothing.
+cursor of its summary (that of an oracle beside it, where it is later). A cursor is written after its metrics, and
+metrics carry the time and step of their record, so what a killed mirror sends again changes nothing.
 """
 
 from __future__ import annotations
