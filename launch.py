@@ -1290,6 +1290,8 @@ def _viewed(name: str, overrides: Sequence[str] | None) -> Place:
 def _mlflow(sweep: Sweep) -> str:
     """The address of the sweep's MLflow store."""
     uri: str | None = configs.relocated(sweep.config, sweep.folder)["mlflow"]
+    if configs.has_password(uri):  # one that was written by hand
+        raise UserError(shown(sweep.folder / "sweep.yaml"), "mlflow", configs.PASSWORD_REFUSED)
     if uri is None:
         raise UserError(shown(sweep.folder / "sweep.yaml"), "mlflow", "this sweep keeps no MLflow store (mlflow: null)")
     return uri

@@ -1,7 +1,7 @@
 """The figures among a run's artifacts in MLflow: `plots/NAME.svg`, by path.
 
 files = of_cell(samples, line)      # one finished cell: passes sample by sample, acceptance by depth
-files = of_sweep(summary)           # the report's figures, for each model, task and temperature
+files = of_sweep(rows)              # the report's figures, for each model, task and temperature
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ def of_cell(samples: pd.DataFrame, line: Mapping[str, Any]) -> dict[str, bytes]:
         drawn = Figure(figsize=(8.4, 3.4))
         left, right = drawn.subplots(1, 2, width_ratios=(3, 2))
         drawn.subplots_adjust(left=0.08, right=0.98, top=0.88, bottom=0.16, wspace=0.24)  # constrained layout is slow
-        drawn.suptitle(line["label"], fontsize=9)
+        drawn.suptitle(line["label"], fontsize=9, parse_math=False)
         _passes(left, samples[samples["status"] == "ok"], line["method"])
         _depths(right, line["survival"])
         drawn.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     return {"plots/passes.svg": written.getvalue()}
 
 
-def of_sweep(summary: pd.DataFrame) -> dict[str, bytes]:
-    """The report's figures, from `results.summary`."""
-    if summary.empty:
-        return {}
-    rows = [row for row in results.over_seeds(summary).to_dict("records") if row["n"]]
-    palette = plots.colours(rows)
+def of_sweep(rows: pd.DataFrame) -> dict[str, bytes]:
+    """The report's figures, from `results.over_seeds`."""
+    measured = [row for row in rows.to_dict("records") if row["n"]]
+    palette = plots.colours(measured)
     groups: dict[str, list[plots.Row]] = {}
-    for row in rows:
-        groups.setdefault(f"{row['model']}-{row['task']}-T{row['temperature']:g}", []).append(row)
+    for row in measured:
+        group = f"{row['model']}-{row['task']}-T{row['temperature']:g}"
+        groups.setdefault(re.sub(r"[^\w.-]", "_", group), []).append(row)
     return {
-        f"plots/{re.sub(r'[^0-9A-Za-z.-]', '_', group)}-{name}.svg": draw(found, palette).encode()
+        f"plots/{group}-{name}.svg": draw(found, palette).encode()
         for group, found in groups.items()
         for name, draw in _OF_SWEEP.items()
     }

@@ -47,6 +47,8 @@ STYLE: Any = {
     "text.parse_math": False,  # a name may have dollars
 }  # fmt: skip
 
+warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the page, or MLflow's, has letters that we lack
+
 
 def colours(rows: Iterable[Row]) -> dict[str, str]:
     """A colour a drafter, by order of first appearance; the control is grey."""

@@ -29,8 +29,13 @@ from workers.store import Place, place
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 COMMAND_LINE = "command line"
-MLFLOW = r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://|https?://|databricks"  # folders MLflow has given up
-PASSWORD = r"^[\w+]+://[^/@]*:[^/]*@|[?&]password="
+# Folders MLflow has given up; sqlite:// and :memory: would be of one process.
+MLFLOW = r"sqlite(\+\w+)?:///[^:?]|(postgresql|mysql|mssql)(\+\w+)?://|https?://[^/]|databricks"
+# A user name may have @, and a password /; a server's address has no user but for a password or a token.
+PASSWORD = r"(?i)^[\w+]+://[^/]*:[^@]*@|^https?://[^/]*@|[?&].*(passw|pwd|token|secret)"
+PASSWORD_REFUSED = (
+    "sweep.yaml would keep the password in this address; MLFLOW_TRACKING_PASSWORD, PGPASSWORD or ~/.pgpass give it"
+)
 AXES = ("models", "tasks", "drafters", "budgets", "temperatures", "seeds")
 Settings = TypeVar("Settings")
 UNMASKING, LAYOUTS = ("single", "threshold"), ("batch", "concat")
@@ -221,7 +226,7 @@ def here(store: str) -> str:
 
 def mlflow_beside(store: str) -> str:
     """The MLflow database of a store by default. `sync` makes it again on any machine."""
-    return f"sqlite:///{here(store)}/mlflow.db"
+    return f"sqlite:///{here(store).replace('%', '%25').replace('?', '%3F')}/mlflow.db"
 
 
 def settings(defaults: Settings, overrides: Sequence[str]) -> Settings:
@@ -536,10 +541,7 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     yield "budgets", whole, f"{config.budgets}: budgets are whole numbers, 0 or more"
     yield "temperatures", all(0 <= t < float("inf") for t in config.temperatures), "a temperature is 0 or more"
     yield "store", _is_place(config.store), f"{config.store!r}: a folder, or s3://bucket/prefix"
-    secret = (
-        "sweep.yaml would keep the password in this address; MLFLOW_TRACKING_PASSWORD, PGPASSWORD or ~/.pgpass give it"
-    )
-    yield "mlflow", config.mlflow is None or not re.search(PASSWORD, config.mlflow), secret  # first: it is not repeated
+    yield "mlflow", not has_password(config.mlflow), PASSWORD_REFUSED  # first: it is not repeated
     on_s3 = f"{config.mlflow!r}: no database can be on S3; sqlite:///FILE, a server, or null (`sync` makes it later)"
     yield "mlflow", config.mlflow is None or "s3://" not in config.mlflow, on_s3
     wrong = f"{config.mlflow!r}: sqlite:///FILE, the address of an MLflow server or database, or null for none"
@@ -563,6 +565,11 @@ def _rules(config: Config) -> Iterable[tuple[str, bool, str]]:
     tolerated = config.tolerate is None or 0 <= config.tolerate <= 1
     yield "tolerate", tolerated, f"{config.tolerate}: a share of the samples, 0 to 1, or null for however many"
     yield "workers.scorers", scored, f"{workers.scorers!r}: 'auto' or one scorer or more"
+
+
+def has_password(uri: str | None) -> bool:
+    """Whether an MLflow address tells a secret: it is neither to be kept nor said."""
+    return uri is not None and bool(re.search(PASSWORD, uri))
 
 
 def _product_rules(config: Config) -> Iterable[tuple[str, bool, str]]:

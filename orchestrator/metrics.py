@@ -72,7 +72,7 @@ class Metrics:
         self._sweep, self._instruments, self._clock = sweep, instruments, clock
         self._made: dict[str, Any] = {}
         self._due: defaultdict[tuple[str, Labels], float] = defaultdict(float)  # of the counters, since the last `show`
-        self._set: set[tuple[str, Labels]] = set()  # the gauges that are told
+        self._set: set[tuple[str, Labels]] = set()  # the gauges that were told
         self._next = float("-inf")
         self._off = False
 
@@ -102,7 +102,7 @@ class Metrics:
             if amount > 0:
                 self._instrument(ray.Counter, COUNTERS, name).inc(amount, self._tags(COUNTERS, name, labels))
         self._due.clear()
-        gone = dict.fromkeys(self._set - gauges.keys(), 0.0)  # a state that no worker is in any more
+        gone = {gauge: 0.0 for gauge in self._set - gauges.keys() if gauge[0] == "spot_workers"}  # in no such state now
         for (name, labels), value in {**gone, **gauges}.items():
             self._instrument(ray.Gauge, GAUGES, name).set(value, self._tags(GAUGES, name, labels))
         self._set |= gauges.keys()

@@ -2,8 +2,8 @@
 
 Synchronous, and raises what MLflow raises; tracking.py decides when. A run's tags say how far it has come: `mirrored`
 is the number of ledger lines it has seen (the cursor), `rows` how many of which rows it was made for, `settled` the
-cursor of its summary. A cursor is written after its metrics, and metrics carry the time and step of their record, so
-what a killed mirror sends again changes nothing.
+cursor of its summary (that of an oracle beside it, where it is later). A cursor is written after its metrics, and
+metrics carry the time and step of their record, so what a killed mirror sends again changes nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator import results, tables
-from orchestrator.grid import Cell, Group
-from orchestrator.ledger import Sweep, parse
-from orchestrator.mlflow_store import connect, experiment, search
+from orchestrator.grid import Cell
+from orchestrator.ledger import Ledger, Sweep, parse
+from orchestrator.mlflow_store import connect, database, experiment, search
 from orchestrator.projection import Entry, Projection, View, milliseconds
 from orchestrator.segments import read_segments
 from workers.store import Place, open_store
@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # importing mlflow takes seconds, which the mirror's thread s
 
 _BATCH = 1000  # metrics, params and tags a request, MLflow's limit
 _ENDED = ("FINISHED", "FAILED")  # of a cell that is settled
-_NOTE = 7900  # characters; MLflow cuts tags at 8000
+_PARAM, _TAG = 6000, 8000  # characters of a value, MLflow's limits: it cuts, with a warning in the panel, or refuses
+_PARENT = "mlflow.parentRunId"
 _SOURCE = {"mlflow.source.name": "launch.py", "mlflow.source.type": "LOCAL"}
 _SHOWN = '[{"path": "generations.json", "type": "table"}]'  # by the run's page
 _COLUMNS = ["row", "text", "answer", "correct", "nfe", "control_nfe", "identical", "status", "error"]
@@ -49,7 +50,7 @@ class Drawings:
     """What dashboards/ makes for MLflow; launch.py hands it in, since orchestrator/ may not import it.
 
     `report` writes report.html into a sweep's folder; `cell` draws a finished cell from its samples (`results.frame`)
-    and its summary, `sweep` a sweep from its summary, each as files by name.
+    and its summary, `sweep` a sweep from its rows (`results.over_seeds`), each as files by name.
     """
 
     report: Callable[[Place], object]
@@ -76,11 +77,10 @@ class Runs:
     """The sweep's runs; those of an earlier driver are taken over. To be used by one process at a time."""
 
     def __init__(self, uri: str, sweep: Sweep, drawings: Drawings | None = None) -> None:
-        self._client = connect(uri)
+        self._client, self._database = connect(uri), database(uri)
         self._sweep, self._drawings = sweep, drawings
         self._cells = {cell.key: cell for cell in sweep.cells}
         self._runs: dict[str, _Run] = {}
-        self._tables: dict[Group, pd.DataFrame] = {}  # summaries, of groups as they are now
         self._experiment = experiment(self._client, uri, sweep)
         self._find()
 
@@ -117,13 +117,15 @@ class Runs:
     def _take_child(self, run: Run) -> None:
         tags, run_id = run.data.tags, run.info.run_id
         cell = self._cells.get(tags["cell"])
-        if cell is not None and (cell.key in self._runs or not self._made_for(cell, tags.get("rows", ""))):
+        if cell is not None and (cell.key in self._runs or not self._made_for(cell, tags)):
             self._client.delete_run(run_id)
             return
         status = run.info.status
         if status == "RUNNING":
             status = "KILLED"
             self._client.set_terminated(run_id, status)
+        if tags.get(_PARENT) != self._parent:  # the one that it had was deleted
+            self._add_tags(run, {_PARENT: self._parent})
         if cell is None:  # no longer in the grid
             return
         wanted = self._child_tags(cell)
@@ -133,14 +135,15 @@ class Runs:
         cursor, rows = int(tags["mirrored"]), int(tags["rows"].partition(" ")[0])
         self._runs[cell.key] = _Run(run_id, status, cursor, rows, tags.get("settled"), _params(missing))
 
-    def _made_for(self, cell: Cell, mark: str) -> bool:
-        """Whether a run of that `rows` tag has its steps where they are now: a larger limit leaves them there."""
-        count = mark.partition(" ")[0]
-        return count.isdigit() and _mark(self._sweep.rows[cell.key], int(count)) == mark
+    def _made_for(self, cell: Cell, tags: Mapping[str, str]) -> bool:
+        """Whether a run of these tags has its steps where they are now: a larger limit leaves them there."""
+        mark = tags.get("rows", "")  # people can change tags, or delete them
+        numbers = mark.partition(" ")[0], tags.get("mirrored", "")
+        return all(map(str.isdecimal, numbers)) and _mark(self._sweep.rows[cell.key], int(numbers[0])) == mark
 
     def _add_tags(self, run: Run, tags: Mapping[str, str]) -> None:
         if tags:
-            self._client.log_batch(run.info.run_id, tags=_tags(tags))
+            self._client.log_batch(run.info.run_id, tags=_tags(tags), synchronous=True)
 
     def _create_parent(self) -> str:
         tags, name = self._parent_tags() | _code(self._sweep), self._sweep.name
@@ -159,7 +162,7 @@ class Runs:
     def _parent_tags(self) -> dict[str, str]:
         """A flat filter finds a sweep by these: `tags.models LIKE '%sdar%'`."""
         axes = {
-            f"{axis}s": ", ".join(dict.fromkeys(str(getattr(cell, axis)) for cell in self._sweep.cells))
+            f"{axis}s": ", ".join(dict.fromkeys(str(getattr(cell, axis)) for cell in self._sweep.cells))[:_TAG]
             for axis in ("model", "task", "drafter", "budget", "temperature", "seed")
         }
         samples = sum(len(self._sweep.rows[cell.key]) for cell in self._sweep.cells)
@@ -168,7 +171,7 @@ class Runs:
 
     def _child_tags(self, cell: Cell) -> dict[str, str]:
         """Also what a run of another environment was made in, which a resumed sweep's other runs may not be."""
-        whose = {"cell": cell.key, "mlflow.parentRunId": self._parent}
+        whose = {"cell": cell.key, _PARENT: self._parent}
         return self._common_tags("cell") | whose | _environment(self._sweep) | _code(self._sweep)
 
     def _common_tags(self, kind: str) -> dict[str, str]:
@@ -184,6 +187,8 @@ class Runs:
 
     def send(self, projection: Projection, full_only: bool = False) -> None:
         """Log what is pending; of `full_only`, cells with about a request's worth of metrics."""
+        if self._database is not None and not self._database.is_file():  # SQLite writes on, to nowhere
+            raise FileNotFoundError(f"{self._database} was deleted")
         for view in projection.views.values():
             if view.pending and not (full_only and len(view.pending) < _BATCH // 10):
                 self._send_cell(projection, view)
@@ -193,7 +198,6 @@ class Runs:
         run = self._runs.get(key)
         entries = [entry for entry in view.pending if run is None or run.lacks(entry)]
         if entries:
-            self._tables.pop(view.cell.group, None)
             run = run or self._create_child(view.cell, projection.started(entries[0]))
             if run.status != "RUNNING":
                 self._client.update_run(run.id, status="RUNNING")
@@ -204,13 +208,13 @@ class Runs:
         view.pending.clear()
 
     def _log(self, run: _Run, metrics: Iterator[Metric], tags: Mapping[str, str]) -> None:
-        """All of it, the tags with the last request."""
+        """All of it, the tags with the last request; done on return, MLFLOW_ENABLE_ASYNC_LOGGING or not."""
         most = _BATCH - len(run.params) - len(tags)
         batch = list(islice(metrics, most))
         while following := list(islice(metrics, most)):
-            self._client.log_batch(run.id, metrics=batch, params=run.params)
+            self._client.log_batch(run.id, metrics=batch, params=run.params, synchronous=True)
             run.params, batch = [], following
-        self._client.log_batch(run.id, metrics=batch, params=run.params, tags=_tags(tags))
+        self._client.log_batch(run.id, metrics=batch, params=run.params, tags=_tags(tags), synchronous=True)
         run.params = []
 
     # ---- ends
@@ -218,84 +222,100 @@ class Runs:
     def settle(self, projection: Projection) -> None:
         """Give the cells of complete groups whose texts are all scored their summary and end status."""
         for views in projection.groups.values():
-            if all(v.complete and not v.unscored for v in views) and any(map(self._is_due, views)):
+            if all(v.complete and not v.unscored for v in views):
                 self._settle_group(projection, views)
 
-    def _is_due(self, view: View) -> bool:
-        run = self._runs.get(view.cell.key)
-        return run is not None and (run.status not in _ENDED or run.settled != str(run.cursor))
-
     def _settle_group(self, projection: Projection, views: list[View]) -> None:
-        """A group holds whatever the numbers of its cells are made of."""
+        """Those of its complete cells that lack it. A group holds whatever the numbers of its cells are made of."""
+        if not (due := self._due(views)):
+            return
         decodes, scores = projection.records(views)
         part = replace(
             self._sweep, cells=tuple(v.cell for v in views), rows={v.cell.key: tuple(v.steps) for v in views}
         )
         samples = results.frame(part, decodes, scores)
-        table = results.summary(part, samples)
-        lines = {line["cell"]: line for line in table.to_dict("records")}
-        for view in views:
-            if view.complete and self._is_due(view):
-                self._settle_cell(lines[view.cell.key], samples[samples["cell"] == view.cell.key])
-        self._tables[views[0].cell.group] = table
+        lines = {line["cell"]: line for line in results.summary(part, samples).to_dict("records")}
+        for key, seen in due.items():
+            self._settle_cell(lines[key], samples, seen)
+            self._end_cell(projection, projection.views[key])
 
-    def _settle_cell(self, line: dict[str, Any], samples: pd.DataFrame) -> None:
-        """Status last: a run without it is settled again."""
+    def _due(self, views: list[View]) -> dict[str, str]:
+        """The complete cells of a group that lack their summary, and how far the ledger was read for it.
+
+        That is for their own runs, and for those of the oracles beside them, which they are measured against.
+        """
+        runs = {v.cell.key: self._runs[v.cell.key] for v in views if v.cell.key in self._runs}
+        oracles = [v.cell.key for v in views if results.is_oracle(v.cell.method)]
+        least = max((runs[key].cursor for key in oracles if key in runs), default=0)
+        seen = {
+            v.cell.key: str(max(runs[v.cell.key].cursor, least)) for v in views if v.complete and v.cell.key in runs
+        }
+        return {k: mark for k, mark in seen.items() if runs[k].status not in _ENDED or runs[k].settled != mark}
+
+    def _settle_cell(self, line: dict[str, Any], group: pd.DataFrame, seen: str) -> None:
+        """The mark last: a run without it is settled again."""
         from mlflow.entities import Metric
 
-        run = self._runs[line["cell"]]
+        run, samples = self._runs[line["cell"]], group[group["cell"] == line["cell"]]
         decoded, scored = (_latest(samples[name]) for name in ("finished", "scored_at"))
+        oracles = _latest(group["finished"][group["method"].map(results.is_oracle).astype(bool)])
         judged = bool(samples["scored_at"][samples["status"] == "ok"].notna().all())
         values = summary_metrics(line, judged)
-        times = {name: max(decoded, scored) if "accuracy" in name else decoded for name in values}
+        later = {name: scored if "accuracy" in name else oracles if "oracle" in name else 0 for name in values}
         drawn = self._drawings.cell(samples, line) if self._drawings else {}
         self._attach(run.id, {**drawn, "generations.json": _generations(samples)})
-        shown = {
-            "settled": str(run.cursor),
-            "mlflow.loggedArtifacts": '[{"path": "generations.json", "type": "table"}]',
-        }
-        self._log(run, (Metric(name, value, times[name], 0) for name, value in values.items()), shown)
-        run.settled = str(run.cursor)
-        self._end(run, "FAILED" if line["failed"] else "FINISHED", decoded)
+        metrics = (Metric(name, value, max(decoded, later[name]), 0) for name, value in values.items())
+        self._log(run, metrics, {"settled": seen, "mlflow.loggedArtifacts": _SHOWN})
+        run.settled = seen
 
-    def _end(self, run: _Run, status: Status, when: int) -> None:
-        self._client.set_terminated(run.id, status, end_time=when or None)
-        run.status = status
+    def _end_cell(self, projection: Projection, view: View, otherwise: Status = "KILLED") -> None:
+        """A complete cell's status is its own, another's is `otherwise`."""
+        run = self._runs[view.cell.key]
+        status = ("FAILED" if view.failed else "FINISHED") if view.complete else otherwise
+        if run.status != status or not view.complete:
+            self._client.set_terminated(run.id, status, end_time=_last_end(projection, [view]))
+            run.status = status
 
     def finish(self, projection: Projection, status: Status) -> None:
-        """Settle what is complete, end the rest and the parent, then attach tables and the report, which take long."""
+        """Every run's end status, then what takes long and the driver may not wait for: figures, tables, the report."""
+        self.end(projection, status)
         for views in projection.groups.values():
-            if views[0].cell.group not in self._tables or any(map(self._is_due, views)):
-                self._settle_group(projection, views)
-        for view in projection.views.values():
-            run = self._runs.get(view.cell.key)
-            if run is not None and run.params:
+            self._settle_group(projection, views)
+        self._present()
+
+    def end(self, projection: Projection, status: Status) -> None:
+        """Nothing is at work any more: the sweep's status, and that of its cells, as far as they were read."""
+        for key, run in self._runs.items():
+            if run.params:
                 self._log(run, iter(()), {})
-            if run is not None and run.status not in _ENDED:
-                self._end(run, "KILLED" if status == "FINISHED" else status, _last_end(projection, [view]) or 0)
+            self._end_cell(projection, projection.views[key], "KILLED" if status == "FINISHED" else status)
         self._client.set_terminated(self._parent, status, end_time=_last_end(projection, projection.views.values()))
-        self._present([self._tables[group] for group in projection.groups])
 
-    def _present(self, groups: list[pd.DataFrame]) -> None:
-        table = pd.concat(groups, ignore_index=True) if groups else pd.DataFrame()
-        if len(table):
-            paper = tables.to_markdown(tables.main(results.over_seeds(table)))
-            self._client.set_tag(self._parent, "mlflow.note.content", paper[:_NOTE])
-        self._attach(self._parent, self._pages(table))
+    def _present(self) -> None:
+        """The tables as `launch.py report` has them: a tie takes the samples of cells of several groups."""
+        table, rows = self._numbers()
+        paper = tables.to_markdown(tables.main(rows))
+        self._client.set_tag(self._parent, "mlflow.note.content", paper[:_TAG], synchronous=True)
+        self._attach(self._parent, self._pages(table, rows))
 
-    def _pages(self, table: pd.DataFrame) -> Files:
-        store, files = open_store(self._sweep.folder), {}
-        if len(table):
-            rows = results.over_seeds(table)
-            files = {
-                "table.csv": tables.to_csv(table).encode(),
-                "table.tex": tables.to_latex(tables.main(rows)).encode(),
-            }
-            files["table.md"] = tables.to_markdown(tables.long(rows)).encode()
+    def _numbers(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        ledger = Ledger(self._sweep.folder)
+        samples = results.frame(self._sweep, ledger.decodes(), ledger.scores().values())
+        table = results.summary(self._sweep, samples)
+        return table, results.over_seeds(table, samples)
+
+    def _pages(self, table: pd.DataFrame, rows: pd.DataFrame) -> Files:
+        store = open_store(self._sweep.folder)
+        files: dict[str, bytes] = {
+            "table.csv": tables.to_csv(table).encode(),
+            "table.tex": tables.to_latex(tables.main(rows)).encode(),
+            "table.md": tables.to_markdown(tables.long(rows)).encode(),
+            "sweep.yaml": store.get("sweep.yaml"),
+        }
         if self._drawings:
             self._drawings.report(self._sweep.folder)
-            files |= {**self._drawings.sweep(table), "report.html": store.get("report.html")}
-        return files | {"sweep.yaml": store.get("sweep.yaml")}
+            files |= {**self._drawings.sweep(rows), "report.html": store.get("report.html")}
+        return files
 
     def _attach(self, run_id: str, files: Files) -> None:
         with TemporaryDirectory() as folder:
@@ -313,7 +333,7 @@ def params(cell: Cell) -> dict[str, str]:
     """Every axis and whatever else decides the cell's results, an option of its drafter as `option.NAME`."""
     plain = cell.as_dict()
     options = {f"option.{name}": value for name, value in plain.pop("drafter_options")}
-    return {name: str(value) for name, value in (plain | options).items() if value is not None}
+    return {name: str(value)[:_PARAM] for name, value in (plain | options).items() if value is not None}
 
 
 def summary_metrics(line: Mapping[str, Any], judged: bool) -> dict[str, float]:

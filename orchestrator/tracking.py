@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -69,7 +70,7 @@ class Mirror:
 
     @property
     def lag(self) -> int:
-        """How many durable records are not in MLflow yet. Cheap; 0 until the ledger of an earlier driver is counted."""
+        """How many durable records are not known to be in MLflow; 0 until those of an earlier driver are counted."""
         return max(0, (self._durable_before or 0) + self._pushed - self._mirrored)
 
     def push(self, decodes: Collection[Record], scores: Collection[Record]) -> None:
@@ -103,7 +104,7 @@ class Mirror:
             action()
         except Exception as failure:
             first, self.error = self.error is None, why(failure)
-            self._at, self._mirrored, self.behind = None, 0, True
+            self._at, self.behind = None, True
             self._retry_at = self._clock() + RETRY_SECONDS
             if first:
                 _log.warning("MLflow at %s is behind, the ledger has everything: %s", self._uri, self.error)
@@ -127,7 +128,7 @@ class Mirror:
         return runs, projection
 
     def _count(self, lines: int) -> None:
-        self._mirrored = lines
+        self._mirrored = max(self._mirrored, lines)  # after a failure, all are read again
 
     def _finish(self) -> None:
         assert self._status is not None
@@ -167,5 +168,10 @@ def rebuild(uri: str, folder: Place, drawings: Drawings | None = None, anew: boo
     runs, projection = Runs(uri, sweep, drawings), Projection(sweep)
     if anew:
         runs.delete()
-    catch_up(runs, projection)
+    try:
+        catch_up(runs, projection)
+    except BaseException:  # Ctrl-C, a damaged record: no run is to look as if a driver were at work
+        with suppress(Exception):
+            runs.end(projection, "KILLED")
+        raise
     runs.finish(projection, end_status(sweep.rows, Ledger(folder).results()))

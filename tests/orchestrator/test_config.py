@@ -51,6 +51,8 @@ MISTAKES = [
     ),
     (["mlflow=foo://x"], "command line: mlflow: 'foo://x': sqlite:///FILE, the address of an MLflow server"),
     (["mlflow=mlruns"], "command line: mlflow: 'mlruns': sqlite:///FILE"),
+    (["mlflow=sqlite://runs/mlflow.db"], "command line: mlflow: 'sqlite://runs/mlflow.db': sqlite:///FILE"),
+    (["mlflow=http://"], "command line: mlflow: 'http://': sqlite:///FILE"),
     (["model.tiny-sdar.family=null"], "command line: model.tiny-sdar.family: missing; every model has one"),
     (["model.tiny-sdar.revision=3"], "command line: model.tiny-sdar.revision: 3 is the wrong type; text expected"),
     (["model.tiny-sdar.block_length=0"], "command line: model.tiny-sdar.block_length: 0: one position or more"),
@@ -271,14 +273,37 @@ def test_a_model_of_ones_own_has_every_key_it_needs_and_no_other(tmp_path, entry
 
 
 @pytest.mark.parametrize(
-    "uri", ["sqlite:////a/b.db", "postgresql+psycopg://u@h/d", "mysql://h/d", "https://h:5000", "databricks", "null"]
+    "uri",
+    [
+        "sqlite:////a/b.db",
+        "sqlite+pysqlite:///b.db",
+        "postgresql+psycopg://u@h:5432/d",
+        "postgresql://me@corp@h/d",
+        "mysql://h/d",
+        "https://h:5000",
+        "http://h:5000/",
+        "databricks",
+        "databricks://profile",
+        "null",
+    ],
 )
 def test_every_mlflow_store_that_there_is_is_taken(uri):
     assert str(load("quickstart", [f"mlflow={uri}"])[0].mlflow) in (uri, "None")
 
 
 @pytest.mark.parametrize(
-    "uri", ["postgresql://me:hunter2@h/d", "https://me:hunter2@h", "mysql://h/d?password=hunter2", "ftp://me:hunter2@h"]
+    "uri",
+    [
+        "postgresql://me:hunter2@h/d",
+        "https://me:hunter2@h",
+        "mysql://h/d?password=hunter2",
+        "ftp://me:hunter2@h",
+        "postgresql://me@corp:hunter2@h/d",
+        "postgresql://me:hunter2/x@h/d",
+        "https://hunter2@h/x.mlflow",
+        "postgresql://h/d?sslpassword=hunter2",
+        "mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dhunter2",
+    ],
 )
 def test_a_password_is_refused_and_not_repeated(uri):
     with pytest.raises(UserError, match=r"command line: mlflow: sweep\.yaml would keep the password") as raised:

@@ -395,6 +395,17 @@ def test_an_mlflow_left_behind_is_said_with_the_way_to_bring_it_up(monkeypatch, 
     assert "launch.py sync runs/quickstart\n" in said
 
 
+@pytest.mark.parametrize("verb", ["sync", "ui"])
+def test_a_password_that_a_sweep_holds_is_not_repeated(verb, tmp_path, capsys):
+    run("run", "quickstart", *INLINE)
+    edit(tmp_path / "runs/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://me:hunter2@there")
+    capsys.readouterr()
+    assert run(verb, "quickstart") == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: runs/quickstart/sweep.yaml: mlflow: sweep.yaml would keep the password")
+    assert "hunter2" not in said.out + said.err
+
+
 def test_sync_waits_for_the_driver_and_names_an_address_that_does_not_answer(tmp_path, monkeypatch, capsys):
     run("run", "quickstart", *INLINE)
     edit(tmp_path / "runs/quickstart/sweep.yaml", "mlflow: null", "mlflow: http://there")

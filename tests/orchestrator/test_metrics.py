@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -98,6 +99,13 @@ def test_a_model_that_no_worker_holds_any_more_has_none(ray):
     told.show(SHOWN, 0, 0)
     told.show(Progress(1, 3, workers={}), 0, 0)
     assert ray.told["spot_workers", "mine", "tiny", "busy"] == 0
+
+
+def test_a_time_that_cannot_be_told_any_more_is_not_told_to_be_over(ray):
+    told = meter(ray)
+    told.show(SHOWN, 0, 0)
+    told.show(replace(SHOWN, seconds_left=None), 0, 0)
+    assert ray.told["spot_seconds_left", "mine"] == 6.0  # and Ray forgets it
 
 
 def test_ray_is_called_every_few_seconds_and_not_at_every_record(ray):

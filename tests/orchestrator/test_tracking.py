@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -16,11 +17,13 @@ from threading import Event
 
 import pytest
 
-from orchestrator import mlflow_runs, mlflow_store, tracking
+from orchestrator import mlflow_runs, mlflow_store, results, tables, tracking
+from orchestrator.config import mlflow_beside
 from orchestrator.errors import UserError
-from orchestrator.ledger import write_sweep
+from orchestrator.ledger import read_sweep, write_sweep
 from orchestrator.mlflow_runs import Drawings, Runs
 from orchestrator.projection import Projection
+from tests import fake_sweep
 from tests.fake_sweep import START, append, control, decode, on_disk, real_cell, score
 
 pytest_plugins = ["tests.servers"]
@@ -226,14 +229,13 @@ def test_generations_plots_tables_and_the_page_are_artifacts(uri, tmp_path):
 
 def test_what_launch_hands_in_draws_figures(tmp_path):
     from dashboards import mlflow_plots
-    from orchestrator import results
 
     made, samples = results.load(on_disk(tmp_path, CONTROL, SPOT, records=RECORDS).folder)
     table = results.summary(made, samples)
     spot = mlflow_plots.of_cell(samples[samples["cell"] == SPOT.key], table.to_dict("records")[1])
     assert list(spot) == ["plots/passes.svg"]
     assert list(mlflow_plots.of_cell(samples[:0], table.to_dict("records")[0] | {"n": 0})) == []
-    sweep = mlflow_plots.of_sweep(table)
+    sweep = mlflow_plots.of_sweep(results.over_seeds(table, samples))
     assert list(sweep) == [f"plots/tiny-arith-T0-{name}.svg" for name in ("nfe", "throughput", "acceptance", "time")]
     assert all(b"<svg" in picture[:400] for picture in (spot | sweep).values())
     assert b"accepted in a row" in spot["plots/passes.svg"]
@@ -329,6 +331,22 @@ def test_orphans_of_a_killed_driver_become_killed_and_no_param_conflicts(uri, tm
     assert set(statuses(uri).values()) == {"KILLED"}
 
 
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionError])
+def test_a_sync_that_is_broken_off_leaves_no_run_running(uri, tmp_path, monkeypatch, failure):
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
+
+    def breaking(self, projection, full_only=False):
+        send(self, projection, full_only)
+        if not full_only:
+            raise failure
+
+    send = Runs.send
+    monkeypatch.setattr(Runs, "send", breaking)
+    with pytest.raises(failure):
+        tracking.rebuild(uri, sweep.folder)
+    assert statuses(uri) == {None: "KILLED", CONTROL.key: "FINISHED", SPOT.key: "FINISHED"}
+
+
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
 def test_the_cells_that_were_at_work_end_as_the_sweep_does(uri, tmp_path, status):
     mirrored(uri, on_disk(tmp_path, CONTROL, SPOT, records=RECORDS[:3] + SCORES), status)
@@ -400,6 +418,47 @@ def test_a_text_that_its_scorer_could_not_judge_is_left_out_of_the_accuracy(uri,
     tracking.rebuild(uri, on_disk(tmp_path, CONTROL, records=[*RECORDS[::2], SCORES[0], unable]).folder)
     assert runs(uri)[CONTROL.key].data.metrics["summary/accuracy"] == 1.0
     assert values(uri, CONTROL, "correct") == [(0, 1.0)]
+
+
+def test_a_cell_of_more_rows_is_no_longer_finished_before_their_first_record(uri, tmp_path):
+    mirrored(uri, on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES))
+    mirrored(uri, on_disk(tmp_path, CONTROL, SPOT, rows=3), "KILLED")
+    assert set(statuses(uri).values()) == {"KILLED"}
+
+
+def test_every_status_is_right_before_anything_is_drawn(uri, tmp_path):
+    """Figures of hundreds of cells take longer than the driver waits."""
+    seen = []
+    late = Drawings(write_page, lambda *_: seen.append(statuses(uri)) or {}, drawn)
+    mirrored(uri, on_disk(tmp_path, CONTROL, SPOT, records=RECORDS[:3] + SCORES), "FAILED", late)
+    assert seen == [{None: "FAILED", CONTROL.key: "FINISHED", SPOT.key: "FAILED"}]
+
+
+def test_what_an_oracle_finds_after_a_cell_was_settled_still_counts(uri, tmp_path):
+    oracle = real_cell("oracle-positions", 4, method="oracle", drafter_options=(("knows", "positions"),))
+    seen = [decode(oracle.key, "r0", 10, 60), decode(oracle.key, "r1", 40, 80, finished=START + 50)]
+    sweep = on_disk(tmp_path, CONTROL, SPOT, oracle, records=[*RECORDS, *SCORES, seen[0]])
+    mirrored(uri, sweep, "KILLED")
+    assert runs(uri)[SPOT.key].data.metrics["summary/oracle_share"] == 40 / 50
+    append(sweep, seen[1:])
+    mirrored(uri, sweep)
+    assert runs(uri)[SPOT.key].data.metrics["summary/oracle_share"] == 100 / 90
+
+
+def test_the_tables_are_those_of_the_report(uri, tmp_path):
+    """Ties are found, and intervals drawn, over the samples of all seeds."""
+    rivals = [real_cell(name, 4, seed=seed) for name in ("spot", "stale") for seed in (0, 1)]
+    cells = [*(real_cell(seed=seed) for seed in (0, 1)), *rivals]
+    nfe = {"none": (60, 60), "spot": (20, 30), "stale": (31, 20)}
+    records = [decode(cell.key, f"r{row}", nfe[cell.drafter][row], 60) for cell in cells for row in range(2)]
+    sweep = on_disk(tmp_path, *cells, records=records)
+    tracking.rebuild(uri, sweep.folder)
+    made, samples = results.load(sweep.folder)
+    rows = results.over_seeds(results.summary(made, samples), samples)
+    assert list(rows["nfe_rank"]) == [None, "best", "tied"]
+    where = mlflow_store.connect(uri).download_artifacts(runs(uri)[None].info.run_id, "table.md", str(tmp_path))
+    assert Path(where).read_text() == tables.to_markdown(tables.long(rows))
+    assert runs(uri)[None].data.tags["mlflow.note.content"] == tables.to_markdown(tables.main(rows))
 
 
 # ---- what goes wrong
@@ -508,7 +567,10 @@ def test_an_experiment_that_was_deleted_is_one_line(uri, tmp_path):
     tracking.rebuild(uri, sweep.folder)
     client = mlflow_store.connect(uri)
     client.delete_experiment(client.get_experiment_by_name("spot-sweeps").experiment_id)
-    with pytest.raises(UserError, match="spot-sweeps was deleted; mlflow experiments restore -x 1 brings it back"):
+    with pytest.raises(
+        UserError,
+        match=r"was deleted; this brings it back: MLFLOW_TRACKING_URI=sqlite:////\S* mlflow experiments restore -x 1$",
+    ):
         tracking.rebuild(uri, sweep.folder)
 
 
@@ -604,6 +666,18 @@ def test_after_a_failure_the_server_is_left_alone_for_a_while_then_shown_all(tur
     assert found == [(0, 1, away), (0, 1, away), (1, 0, away)]
 
 
+def test_the_lag_during_an_outage_is_what_mlflow_lacks(turns):
+    mirror, shown, sweep, now = turns
+    mirror._step()
+    append(sweep, RECORDS[1:3])
+    mirror.push(RECORDS[1:3], [])
+    shown.failures, found = 1, []
+    for now[0] in (1.0, 40.0):
+        mirror._step()
+        found.append(mirror.lag)
+    assert found == [2, 0]
+
+
 def test_figures_take_a_small_share_of_a_core_from_a_sweep_that_runs(turns, monkeypatch):
     mirror, shown, _, now = turns
     busy = iter([0.0, 0.6, 10.0, 10.0, 20.0, 20.0])  # the first figures take 0.6 s of the thread's time
@@ -644,3 +718,144 @@ def test_no_password_reaches_mlflow(uri, tmp_path, monkeypatch):
     assert kept
     assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
     assert os.environ["PGPASSWORD"] == "hunter2"
+
+
+# ---- what people do to MLflow
+
+
+def test_a_parent_that_was_deleted_is_made_anew_and_has_its_cells_again(uri, tmp_path):
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
+    tracking.rebuild(uri, sweep.folder)
+    whole, found = contents(uri), runs(uri)
+    mlflow_store.connect(uri).delete_run(found[None].info.run_id)
+    tracking.rebuild(uri, sweep.folder)
+    assert contents(uri) == whole
+    assert runs(uri)[SPOT.key].info.run_id == found[SPOT.key].info.run_id
+
+
+@pytest.mark.parametrize("name", ["mirrored", "rows", "settled"])
+def test_a_mark_that_was_deleted_or_changed_is_made_again(uri, tmp_path, name):
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS + SCORES)
+    tracking.rebuild(uri, sweep.folder)
+    whole, client = contents(uri), mlflow_store.connect(uri)
+    client.delete_tag(runs(uri)[SPOT.key].info.run_id, name)
+    client.set_tag(runs(uri)[CONTROL.key].info.run_id, name, "x")
+    tracking.rebuild(uri, sweep.folder)
+    assert contents(uri) == whole
+
+
+def test_a_store_that_was_moved_or_copied_has_its_artifacts_with_it(tmp_path):
+    from mlflow.tracking._tracking_service import utils
+
+    old, new = tmp_path / "old", tmp_path / "new #1"
+    old.mkdir()
+    tracking.rebuild(f"sqlite:///{old}/mlflow.db", on_disk(old, CONTROL, SPOT, records=RECORDS + SCORES).folder)
+    shutil.copytree(old, new)
+    utils._artifact_repos_cache.clear()  # as in another process
+    before = sorted(path for path in old.rglob("*") if path.is_file())
+    uri = f"sqlite:///{new}/mlflow.db"
+    append(replace(read_sweep(new / "first"), folder=new / "first"), [score("r1", True, started=START + 200)])
+    tracking.rebuild(uri, new / "first", DRAWINGS)
+    client, found = mlflow_store.connect(uri), runs(uri)
+    assert artifacts(client, found[SPOT.key].info.run_id) == ["generations.json", "plots/nfe.svg"]
+    for run in found.values():
+        assert run.info.artifact_uri.startswith((new / "mlartifacts").as_uri())
+    assert sorted(path for path in old.rglob("*") if path.is_file()) == before
+
+
+def test_a_database_that_is_deleted_while_a_sweep_runs_is_missed(uri, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking.Mirror, "_work", lambda self: None)  # its turns are taken in this thread
+    sweep = on_disk(tmp_path, CONTROL, SPOT, records=RECORDS)
+    mirror = tracking.Mirror(uri, sweep)
+    mirror._step()
+    (tmp_path / "mlflow.db").unlink()
+    mirror._status = "FINISHED"
+    mirror._guard(mirror._finish)
+    assert mirror.behind
+    assert mirror.error == f"FileNotFoundError: {tmp_path}/mlflow.db was deleted"
+
+
+# ---- whatever the sweep is called, and MLflow told to do
+
+
+def test_long_values_and_any_letter_are_taken_without_a_word(uri, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")  # MLflow then refuses what it would have cut
+    models = [f"组织/模型-{'x' * 100}-{number}" for number in range(100)]
+    odd = real_cell("spot", 4, model=models[0], drafter_options=(("words", "y" * 9000),))
+    sweep = on_disk(
+        tmp_path, odd, *(real_cell(model=model) for model in models), records=[decode(odd.key, "r0", 20, 60)]
+    )
+    for _ in range(2):
+        tracking.rebuild(uri, sweep.folder)
+    found = runs(uri)
+    assert found[odd.key].data.params["option.words"] == "y" * 6000
+    assert found[odd.key].data.params["model"] == models[0]
+    assert found[None].data.tags["models"] == ", ".join(models)[:8000]
+    assert not caplog.messages
+
+
+def test_each_model_has_figures_of_its_own_whatever_its_letters():
+    from dashboards import mlflow_plots
+
+    made = fake_sweep.sweep(*(real_cell(model=model) for model in ("模型", "组织", "a/b $c$")))
+    samples = results.frame(made, [control(cell.key, row, 60) for cell in made.cells for row in ("r0", "r1")], ())
+    table = results.summary(made, samples)
+    names = {name.partition("-")[0] for name in mlflow_plots.of_sweep(results.over_seeds(table, samples))}
+    assert names == {"plots/模型", "plots/组织", "plots/a_b _c_".replace(" ", "_")}
+    assert mlflow_plots.of_cell(samples[samples["cell"] == made.cells[2].key], table.to_dict("records")[2])
+
+
+def test_samples_are_there_on_return_where_mlflow_is_told_to_log_later(uri, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    later = []
+    monkeypatch.setattr(
+        "mlflow.tracking._tracking_service.client.TrackingServiceClient.log_batch",
+        lambda self, *arguments, synchronous=True, **options: later.append(synchronous),
+    )
+    tracking.catch_up(Runs(uri, sweep := on_disk(tmp_path, CONTROL, SPOT, records=RECORDS)), Projection(sweep))
+    assert later and all(later)
+
+
+@pytest.mark.parametrize("name", ["a b%20c", "why?", "模型 #1"])
+def test_a_store_may_have_any_name(name, tmp_path):
+    store = tmp_path / name
+    uri = mlflow_beside(str(store))
+    tracking.rebuild(uri, on_disk(store, CONTROL, records=RECORDS[::2]).folder)
+    assert mlflow_store.database(uri) == store / "mlflow.db"
+    assert (store / "mlflow.db").is_file() and (store / "mlartifacts").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("sqlite:///{}/folder", "its database says OperationalError: unable to open database file"),
+        ("sqlite:///{}/page", "its database says DatabaseError: file is not a database"),
+        ("sqlite:///file:{}/mlflow.db?mode=ro&uri=true",
+         "its database says OperationalError: attempt to write a readonly database"),
+    ],
+)  # fmt: skip
+def test_a_database_that_cannot_be_used_is_one_line_soon(uri, said, tmp_path, empty_database):
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page").write_text(PAGE * 1000)
+    began = time.monotonic()
+    with pytest.raises(Exception) as raised:
+        tracking.rebuild(uri.format(tmp_path), on_disk(tmp_path, CONTROL, records=RECORDS[::2]).folder)
+    assert mlflow_store.why(raised.value) == said
+    assert time.monotonic() - began < 60  # MLflow's own patience is 100 s
+
+
+def test_an_address_that_is_not_secure_is_told_from_a_server_that_is_away():
+    failure = (
+        "API request to https://h failed with exception HTTPSConnectionPool(host='h', port=443): Max retries exceeded"
+    )
+    assert mlflow_store.why(Exception(failure)) == "it does not answer"
+    secure = f"{failure} (Caused by SSLError(SSLError(1, '[SSL: WRONG_VERSION_NUMBER] wrong version number')))"
+    assert "it is at http://" in mlflow_store.why(Exception(secure))
+
+
+def test_letters_that_no_font_here_has_are_drawn_without_a_word():
+    drawing = "from dashboards import plots\nwith plots.figure() as (axes, found): axes.set_title('方法')\n"
+    drawing += "print(found['svg'].decode())"
+    done = subprocess.run([sys.executable, "-c", drawing], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "方法" in done.stdout and not done.stderr
