@@ -175,7 +175,7 @@ def test_rescore_scores_what_has_an_error_and_nothing_else(capsys):
     fakes = Fakes()
     assert run("rescore", "quickstart", fakes=fakes) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "scored 1 texts: 1 verdicts changed, 0 in error" in said
+    assert "scored 1 text: 1 verdict changed, 0 in error" in said
     assert re.search(r"control · T0 · s0: \d+.0% of 1, now \d+.0% of 2", said)
     assert "results of runs/quickstart" in said
     assert fakes.loads == fakes.journal == []
