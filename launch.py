@@ -33,6 +33,7 @@ from orchestrator import estimate, outlook
 from orchestrator.config import AXES, COMMAND_LINE, ROOT, Config, Settings, Source, shown
 from orchestrator.driver import Driver, Mirror, NoMirror, Outcome
 from orchestrator.errors import Exit, UserError
+from orchestrator.estimate import counted
 from orchestrator.executors import (
     Executor,
     InlineExecutor,
@@ -57,14 +58,18 @@ from workers.work import MethodTask, ModelSpec, SampleTask, TraceTask
 
 ABOUT = """Grids of models, tasks, drafters, budgets, temperatures and seeds, decoded with SPOT.
 
-Start with: [bold]python launch.py run quickstart[/]"""
+Start with: **python launch.py run quickstart**"""
 
-app = typer.Typer(help=ABOUT, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(help=ABOUT, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+RUN, CLUSTER, SEEN, MODELS = "Run a grid", "On a cluster", "What came of it", "Targets and drafters"  # of the help
 GridName = Annotated[str, typer.Argument(metavar="GRID", help="A name in configs/grid, or the path of a YAML file.")]
 SweepName = Annotated[str, typer.Argument(metavar="NAME", help="A sweep in the store, or the grid it was run from.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Changes to the config: limit=5 budgets=[0,8] workers.device=cuda"),
+]
+StoreOnly = Annotated[
+    list[str] | None, typer.Argument(metavar="store=PLACE", help="Where the sweep is, if not in runs.")
 ]
 ModelOption = Annotated[str, typer.Option(help="The target, an entry of configs/model.")]
 TaskOption = Annotated[str, typer.Option(help="Whose prompts to trace; its train split is used, if it has one.")]
@@ -145,7 +150,7 @@ def answering(as_json: bool, once: bool = True) -> Iterator[Answer]:
 # ---- run, resume, plan
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     context: typer.Context,
     grid: GridName,
@@ -163,7 +168,7 @@ def run(
     raise typer.Exit(_run(config, source, context.obj or backend(), False, fail_fast, answer))
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def resume(
     context: typer.Context,
     name: SweepName,
@@ -193,7 +198,7 @@ def _stored(sweep: Sweep, overrides: Sequence[str]) -> tuple[Config, Source]:
     return configs.load_stored(stored, sweep.folder / "sweep.yaml", changes)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def plan(
     context: typer.Context,
     grid: GridName,
@@ -321,10 +326,19 @@ def _amend(console: Console, plan: Plan, workers: Backend, pending: bool) -> Swe
         for name in (name for name in ("decoder", "scorers") if name in previous.environment):
             if environment.get(name) != previous.environment[name]:
                 _print(console, _changed_sources(name), "[yellow]note[/] ")
-        if added or gone or previous.rows != sweep.rows:
-            console.print(f"amended: {added} new cells; {gone} no longer in the grid, their results stay in the ledger")
+        new, left = _changed_rows(sweep, previous), _changed_rows(previous, sweep)
+        if new or left:
+            cells = f"{counted(added, 'new cell')}, {counted(new, 'new sample')}"
+            console.print(f"amended: {cells}; {counted(gone, 'cell')}, {counted(left, 'sample')} no longer asked for")
+        if left:
+            _print(console, "what they gave stays in the ledger, and is shown again once the grid asks for it")
     write_sweep(sweep)
     return sweep
+
+
+def _changed_rows(sweep: Sweep, other: Sweep) -> int:
+    """How many samples of `sweep` the `other` has not."""
+    return sum(len(set(rows) - set(other.rows.get(key, ()))) for key, rows in sweep.rows.items())
 
 
 def _changed_sources(name: str) -> str:
@@ -370,7 +384,7 @@ def _mirror(sweep: Sweep) -> Mirror:
     return tracking.Mirror(uri, sweep, _drawings())
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def rescore(
     context: typer.Context,
     name: SweepName,
@@ -423,7 +437,7 @@ AddressOption = Annotated[
 DASHBOARD = "http://127.0.0.1:8265"  # where `ray dashboard` and `kubectl port-forward` bring it
 
 
-@app.command()
+@app.command(rich_help_panel=CLUSTER)
 def submit(
     context: typer.Context,
     grid: GridName,
@@ -447,7 +461,7 @@ def submit(
     answer.update(sweep=config.name, job=job)
 
 
-@app.command()
+@app.command(rich_help_panel=CLUSTER)
 def logs(name: SweepName, address: AddressOption = DASHBOARD) -> None:
     """Follow what the driver of a submitted sweep says, to its end. Exit code 0 if it succeeded."""
     from orchestrator import submit as jobs
@@ -464,7 +478,7 @@ def logs(name: SweepName, address: AddressOption = DASHBOARD) -> None:
     raise typer.Exit(int(how != "SUCCEEDED"))
 
 
-@app.command()
+@app.command(rich_help_panel=CLUSTER)
 def stop(context: typer.Context, name: SweepName, address: AddressOption = DASHBOARD, as_json: AsJson = False) -> None:
     """Stop a submitted sweep as Ctrl-C does: what is decoded is recorded, and `submit` goes on with it.
 
@@ -488,11 +502,11 @@ def _submitted(name: str) -> str:
 # ---- looking at a sweep
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def status(
     context: typer.Context,
     name: SweepName,
-    overrides: Overrides = None,
+    overrides: StoreOnly = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed, by error.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -517,8 +531,8 @@ def status(
     _print(console, "; ".join(filter(None, (f"{done}, {_texts(standing.texts)}", who, workers_line(shown)))))
 
 
-@app.command()
-def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+@app.command(rich_help_panel=SEEN)
+def watch(context: typer.Context, name: SweepName, overrides: StoreOnly = None, as_json: AsJson = False) -> None:
     """Follow a sweep until it ends, by its ledger: from any terminal or machine that sees the store.
 
     Exit code 0 once it is complete, 1 if samples failed or the driver is gone before the end.
@@ -550,10 +564,10 @@ def watch(context: typer.Context, name: SweepName, overrides: Overrides = None, 
 def _texts(counts: TextCounts) -> str:
     """`40 texts scored, 2 in error, 3 to score`."""
     more = {"in error": counts.errors, "to score": counts.missing}
-    return ", ".join([f"{counts.scored} texts scored", *(f"{n} {word}" for word, n in more.items() if n)])
+    return ", ".join([f"{counted(counts.scored, 'text')} scored", *(f"{n} {word}" for word, n in more.items() if n)])
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def report(
     context: typer.Context,
     name: SweepName,
@@ -614,14 +628,14 @@ def _numbers(folder: Place, base: tuple[Place, str] | None) -> tuple[Sweep, Any,
     return sweep, table, results.over_seeds(table, samples)
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def compare(
     context: typer.Context,
     name: SweepName,
     other: Annotated[
         str, typer.Argument(metavar="NAME|published|FILE.yaml", help="Another sweep, or what is published.")
     ],
-    overrides: Overrides = None,
+    overrides: StoreOnly = None,
     as_json: AsJson = False,
 ) -> None:
     """Two sweeps, cell by cell on the rows that both have; or a sweep beside published figures. Starts nothing.
@@ -652,11 +666,11 @@ def compare(
         _print(console, line)
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def sync(
     context: typer.Context,
     name: SweepName,
-    overrides: Overrides = None,
+    overrides: StoreOnly = None,
     anew: Annotated[
         bool, typer.Option("--rebuild", help="Delete this sweep's runs there, and make them anew.")
     ] = False,
@@ -704,10 +718,10 @@ def _try_sync(console: Console, folder: Place, uri: str) -> None:
         _print(console, f"MLflow lacks the new scores ({error}); bring it up with: {_command('sync', folder)}")
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def ui(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sweep, or grid, whose store to show.")] = None,
-    overrides: Overrides = None,
+    overrides: StoreOnly = None,
 ) -> None:
     """Browse the results in MLflow's own interface: a server on this machine, or the address of the one there is."""
     from orchestrator import mlflow_store
@@ -739,7 +753,7 @@ def _store_of(name: str, overrides: Sequence[str]) -> tuple[str, Place]:
     return config.mlflow, config.folder.parent
 
 
-@app.command()
+@app.command(rich_help_panel=SEEN)
 def analyze(
     context: typer.Context,
     words: Annotated[
@@ -808,7 +822,7 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 # ---- what there is
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the targets of configs/model, and which of them are on this machine. Asks no network.
 
@@ -846,7 +860,7 @@ def _size(published: Mapping[str, float]) -> str:
 # ---- one prompt
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def decode(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="One user turn.")],
@@ -893,7 +907,7 @@ def decode(
 # ---- a new machine
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def doctor(
     context: typer.Context, grid: GridName = "quickstart", overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
@@ -915,7 +929,7 @@ def doctor(
     raise typer.Exit(int(any(finding.state == "bad" for finding in found)))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def probe(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The target, an entry of configs/model.")],
@@ -964,7 +978,7 @@ def probe(
 # ---- training
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def train_target(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The checkpoint folder.")] = Path("assets/tiny-sdar"),
@@ -991,7 +1005,7 @@ def train_target(
     answer.update(out=str(out))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def collect_traces(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="Where the shards go: a folder, or s3://bucket/prefix.")],
@@ -1013,11 +1027,11 @@ def collect_traces(
     with _keeping(to):
         _make_shards(config, source, workers, shards)
     traced = sum(len(shard.rows) for shard in shards)
-    print(f"{traced} prompts traced, {len(shards)} shards in {to}")
+    print(f"{counted(traced, 'prompt')} traced, {counted(len(shards), 'shard')} in {to}")
     answer.update(to=to, prompts=traced, shards=len(shards))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def train_drafter(
     context: typer.Context,
     model: ModelOption = "tiny-sdar",
@@ -1059,7 +1073,7 @@ def train_drafter(
     answer.update(out=str(out), accuracy=found)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def calibrate(
     context: typer.Context,
     model: ModelOption = "tiny-sdar",
@@ -1095,7 +1109,7 @@ def calibrate(
     answer.update(out=str(out), formulas=len(formulas))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def calibrate_sets(
     context: typer.Context,
     model: ModelOption = "tiny-sdar-96",
@@ -1148,7 +1162,7 @@ def calibrate_sets(
     answer.update(out=str(out), accuracy=accuracy)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def import_drafter(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A released order model, a .pt file of tensors.")],
@@ -1331,21 +1345,22 @@ def _print_outcome(console: Console, outcome: Outcome, config: Config) -> Answer
 def _print_unscored(console: Console, texts: TextCounts, folder: Place) -> None:
     """Texts without a verdict, and the way to one."""
     if texts.missing:
-        _print(console, f"{texts.missing} texts are not scored yet; score them with: {_command('resume', folder)}")
+        _print(console, f"{counted(texts.missing, 'text')} not scored yet; go on with: {_command('resume', folder)}")
     if texts.errors:
-        why = f"{texts.errors} texts could not be scored ({texts.error})"
+        why = f"{counted(texts.errors, 'text')} could not be scored ({texts.error})"
         _print(console, f"{why}; try again with: {_command('rescore', folder)}")
 
 
 def _print_rescored(console: Console, found: Rescored) -> None:
-    console.print(f"scored {found.scored} texts: {found.changed} verdicts changed, {found.counts.errors} in error")
+    changed, errors = counted(found.changed, "verdict"), found.counts.errors
+    console.print(f"scored {counted(found.scored, 'text')}: {changed} changed, {errors} in error")
     if found.counts.errors:
         _print(console, f"the first: {found.counts.error}", "[red]error[/] ")
-    changed = [label for label in found.after if found.after[label] != found.before[label]]
-    for label in changed[:MOST_CHANGED]:
+    cells = [label for label in found.after if found.after[label] != found.before[label]]
+    for label in cells[:MOST_CHANGED]:
         _print(console, f"{label}: {_accuracy(found.before[label])}, now {_accuracy(found.after[label])}")
-    if len(changed) > MOST_CHANGED:
-        console.print(f"and {len(changed) - MOST_CHANGED} more cells")
+    if len(cells) > MOST_CHANGED:
+        console.print(f"and {counted(len(cells) - MOST_CHANGED, 'more cell')}")
 
 
 def _accuracy(right: tuple[int, int]) -> str:
@@ -1362,8 +1377,9 @@ def _print_results(
 
     sweep, table, rows = _numbers(folder, base)
     page = str(write_report(folder))
+    against = "" if base is None else " (the page's ratios are against the control)"
     console.print(tables.terminal(tables.LAYOUTS[layout](rows), console.width))
-    _print(console, f"report: {page}")
+    _print(console, f"report: {page}{against}")
     if sweep.config["mlflow"] is not None:
         _print(console, f"browse: {_command('ui', folder)}")
     return {"report": page, "table": json.loads(table.to_json(orient="records"))}

@@ -23,6 +23,6 @@ def summary(decoding: Decoding) -> str:
     acceptance = f"{sum(s.accepted for s in drafted) / len(drafted):.2f}" if drafted else "-"
     seconds = "  ".join(f"{phase} {1000 * value:.0f}" for phase, value in decoding.seconds.items())
     return (
-        f"{len(decoding.commits)} commits in {decoding.nfe} passes and {decoding.cache_passes} cache passes, "
+        f"{len(decoding.commits)} commits in {decoding.nfe} passes, {decoding.cache_passes} more for the cache; "
         f"{acceptance} accepted a drafted pass; ms: {seconds}"
     )

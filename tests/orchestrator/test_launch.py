@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from rich.console import Console
 
 import launch
@@ -65,7 +66,16 @@ def test_run_again_does_nothing_and_says_so(capsys):
 def test_run_with_a_longer_axis_says_what_is_new(capsys):
     run("run", "quickstart", *INLINE)
     run("run", "quickstart", *INLINE, "budgets=[0,4]")
-    assert "amended: 2 new cells; 2 no longer in the grid" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "amended: 2 new cells, 4 new samples; 2 cells, 4 samples no longer asked for" in said
+
+
+def test_run_with_a_smaller_limit_says_what_is_left_out_and_that_it_is_kept(capsys):
+    run("run", "quickstart", *INLINE)
+    run("run", "quickstart", *INLINE, "limit=1")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "amended: 0 new cells, 0 new samples; 0 cells, 3 samples no longer asked for" in said
+    assert "what they gave stays in the ledger, and is shown again once the grid asks for it" in said
 
 
 def test_resume_follows_the_stored_config_and_not_the_grid_file(tmp_path):
@@ -133,7 +143,7 @@ def test_status_counts_the_texts_that_are_scored_in_error_and_open(capsys):
     run("run", "quickstart", *INLINE, fakes=Fakes(task=FakeTask("fake", unscorable=a_row())))
     segment = Path("runs/quickstart/segments/001.jsonl")
     assert launch.main(["status", "quickstart"]) == 0
-    assert "6/6 samples, 0 failed, 1 texts scored, 1 in error; no driver" in " ".join(capsys.readouterr().out.split())
+    assert "6/6 samples, 0 failed, 1 text scored, 1 in error; no driver" in " ".join(capsys.readouterr().out.split())
     lines = [line for line in segment.read_text().splitlines() if '"kind":"decode"' in line]
     segment.write_text("".join(line + "\n" for line in lines))
     assert launch.main(["status", "quickstart"]) == 0
@@ -155,7 +165,7 @@ def test_a_run_says_which_texts_could_not_be_scored_and_how_to_try_again(capsys)
     broken = Fakes(task=FakeTask("fake", unscorable=a_row()))
     assert run("run", "quickstart", *INLINE, fakes=broken) == 0
     said = capsys.readouterr().out
-    assert "1 texts could not be scored (RuntimeError: this text breaks the scorer); try again with: " in said
+    assert "1 text could not be scored (RuntimeError: this text breaks the scorer); try again with: " in said
     assert re.search(r"launch.py rescore runs/quickstart\n", said)
 
 
@@ -165,7 +175,7 @@ def test_rescore_scores_what_has_an_error_and_nothing_else(capsys):
     fakes = Fakes()
     assert run("rescore", "quickstart", fakes=fakes) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "scored 1 texts: 1 verdicts changed, 0 in error" in said
+    assert "scored 1 text: 1 verdict changed, 0 in error" in said
     assert re.search(r"control · T0 · s0: \d+.0% of 1, now \d+.0% of 2", said)
     assert "results of runs/quickstart" in said
     assert fakes.loads == fakes.journal == []
@@ -746,6 +756,15 @@ def test_the_keys_of_an_answer_are_in_the_verbs_help(verb, capsys):
     assert launch.main([verb, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text and "JSON:" in help_text
+
+
+@pytest.mark.parametrize("verb", typer.main.get_command(launch.app).commands)
+def test_a_verbs_help_is_all_that_is_said_of_it(verb, capsys, monkeypatch):
+    """Brackets, as in drafters=[stale], are no markup."""
+    monkeypatch.setenv("COLUMNS", "400")
+    said = typer.main.get_command(launch.app).commands[verb].help.replace("`", "")
+    assert launch.main([verb, "--help"]) == 0
+    assert " ".join(said.split()) in " ".join(capsys.readouterr().out.split())
 
 
 def test_watch_ends_where_no_driver_is_at_work_and_says_how_to_go_on(capsys):

@@ -190,7 +190,7 @@ def standing_elsewhere(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("standing_elsewhere")
 def test_a_drafter_is_trained_from_collected_traces_and_refused_its_rows(tmp_path, capsys):
     assert command("collect-traces", "--to", "traces", "--prompts", "10", *SHORT) == 0
-    assert "10 prompts traced, 1 shards in traces" in capsys.readouterr().out
+    assert "10 prompts traced, 1 shard in traces" in capsys.readouterr().out
     asked = ("--prompts", "12", "--traces", "traces", "--out", "mine.safetensors", "steps=2", "batch_size=8")
     assert command("train-drafter", *asked, *SHORT) == 0
     said = capsys.readouterr().out
