@@ -286,8 +286,7 @@ def _figure(width: float = 4.4, height: float = 3.0) -> Iterator[tuple[Axes, Any
 def figure(width: float = 4.4, height: float = 3.0, png: bool = False) -> Iterator[tuple[Axes, dict[str, bytes]]]:
     """Axes to draw on, and a dict that has the picture as "svg", and as "png" too, once the block has ended. Inches."""
     pictures: dict[str, bytes] = {}
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of the font that measures; the page has others
+    with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(width, height), layout="constrained")
         yield drawn.add_subplot(), pictures
         written = io.BytesIO()
