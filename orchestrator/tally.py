@@ -115,7 +115,7 @@ class Tally:
         return Progress(
             cells_done=self._cells_done,
             cells=len(self._left),
-            shares=tuple(replace(share, **self._sums[axes]) for axes, share in self._shares.items()),
+            shares=tuple(_with(share, self._sums[axes]) for axes, share in self._shares.items()),
             rate=rate,
             seconds_left=left / rate if rate > 0 else None,
             workers=workers or {},
@@ -141,6 +141,11 @@ class Tally:
         for cell, row in islice(reversed(self._alike), MOST_RECENT):
             sample = cell, row
             yield Failed(self._cells[cell].label, row, self._groups[self._alike[sample]][sample])
+
+
+def _with(share: Share, came: Counter[str]) -> Share:
+    ok, failed, passes = came["ok"], came["failed"], came["passes"]
+    return replace(share, ok=ok, failed=failed, passes=passes, paired=came["paired"], control=came["control"])
 
 
 def share_of(cell: Cell) -> tuple[str, str, str]:
