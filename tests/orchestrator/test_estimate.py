@@ -129,6 +129,29 @@ def test_the_sweeps_own_passes_go_before_a_probes():
     assert "by the probe" in told(plan, elsewhere, 1, {"tiny-sdar": probe})[0]
 
 
+def test_a_model_that_is_timed_in_part_is_said_to_be_without_the_other_part_alone():
+    """As where a drafter's checkpoint is another one: its cells are new, the draft-free one is half done."""
+    plan = plan_of(Fakes(), "drafters=[spot,stale]", "budgets=[0,8,20]", "limit=3")
+    record = {"status": "ok", "nfe": 10, "device": "cpu", "seconds": {"target": 5.0}}
+
+    def said(*timed):
+        held = {
+            (cell.key, plan.rows[cell.key][0]): record
+            for cell in plan.grid.cells
+            if (cell.drafter, cell.budget) in timed
+        }
+        (line,) = told(plan, held, 1, {})
+        return line.partition("; without ")[2]
+
+    control = ("none", 0)
+    assert said(control, ("stale", 8), ("stale", 20), ("spot", 8), ("spot", 20)) == ""
+    whose = "whose passes nobody timed (launch.py probe)"
+    assert said(control, ("stale", 8), ("stale", 20)) == f"tiny-sdar with spot at budget 8 and 20, {whose}"
+    assert said(("stale", 8), ("stale", 20), ("spot", 8)) == (
+        f"tiny-sdar draft-free, tiny-sdar with spot at budget 20, {whose}"
+    )
+
+
 def test_the_schedule_is_told_seconds_where_everything_is_timed_and_passes_elsewhere():
     plan = plan_of(Fakes(), "budgets=[0,8]", "drafters=[spot]", "limit=1")
     (task,) = plan.waves({})[0]
