@@ -16,6 +16,7 @@ from orchestrator.workload import count
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
 from workers import probe as workers_probe
+from workers.worker import resolve_drafter
 
 FOUND = {
     "format": 1,
@@ -162,6 +163,36 @@ def test_the_schedule_is_told_seconds_where_everything_is_timed_and_passes_elsew
         for cell, seconds in zip(plan.grid.cells, (10.0, 30.0), strict=True)
     }
     assert estimate.task_cost(plan, records)(task) == passes / 2 * (1.0 + 3.0)
+
+
+# ---- a checkpoint that is not made yet
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        (["paper/sdar-8b-t0"], {"sdar-8b/spot.safetensors --model sdar-8b --task gsm8k"}),
+        (["paper/sdar-4b", "tasks=[humaneval,mbpp]"], {"sdar-4b/spot.safetensors --model sdar-4b --task mbpp"}),
+        (["paper/sdar-4b", "tasks=[humaneval]"], {"sdar-4b/spot.safetensors --model sdar-4b --task gsm8k"}),
+        (["paper/ablations", "drafters=[spot]"], {"sdar-8b/spot.safetensors --model sdar-8b --task gsm8k"}),
+        (
+            ["paper/transfer"],
+            {
+                f"{model}/spot.safetensors --model {model} --task gsm8k"
+                for model in ("sdar-8b", "llada2-mini", "sdar-4b", "sdar-1.7b")
+            },
+        ),
+        (["quickstart", "drafter.spot.checkpoint=checkpoints/a"], {"a --model tiny-sdar"}),
+        (["quickstart", "models=[tiny-sdar,sdar-8b]", "drafter.spot.checkpoint=checkpoints/a"], {"a"}),
+    ],
+)
+def test_how_a_checkpoint_is_made_is_said_with_its_target_and_a_task_that_has_rows_to_train_on(asked, options):
+    """The commands' own defaults are the bundled target and its toy task."""
+    config, source = configs.load(asked[0], asked[1:])
+    fakes = Fakes(task=FakeTask("fake", size=400)).backend()
+    plan = make_plan(config, source, replace(fakes, resolve_drafter=resolve_drafter), by_name=True)
+    said = [line for line in plan.unresolved if "`launch.py train-drafter`" in line]
+    assert {line.partition("with --out checkpoints/")[2] for line in said} == options
 
 
 # ---- what is published, and what it costs
