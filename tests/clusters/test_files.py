@@ -333,6 +333,25 @@ def test_a_paper_grid_on_each_cluster_is_five_commands_or_fewer_of_which_none_ha
     assert len(started) == 4
 
 
+def test_the_paper_grids_checkpoints_are_made_before_the_first_recipe_for_one():
+    """Under the names that the grid has, by tasks with rows to train on, and not by the toy that is the default."""
+    config, _ = load("paper/sdar-8b-t0")
+    named = {config.drafter[name]["checkpoint"] for name in config.drafters if config.drafter[name].get("checkpoint")}
+    order = list(dict.fromkeys(heading for heading, _ in _blocks()))
+    (first,) = (place for place, heading in enumerate(order) if heading.startswith("## First"))
+    assert first < order.index("## One machine with GPUs")
+    made = set()
+    for words in (words for heading, commands in _blocks() if heading == order[first] for words in commands):
+        if words[0] == "python":
+            verb, rest = words[2], words[3:]
+            assert verb in ("import-drafter", "train-drafter", "calibrate")
+            made.add(rest[rest.index("--out") + 1].replace("sdar-8b", "{model}"))
+            load("quickstart", [word for word in rest if "=" in word])
+            if verb != "import-drafter":
+                assert rest[:4] == ["--model", "sdar-8b", "--task", "gsm8k"]
+    assert made == named
+
+
 def _are_files(pattern):
     """Whether it names files, several in braces, that exist."""
     return all(path.is_file() for path in _files(pattern))
