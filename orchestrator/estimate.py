@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +198,8 @@ def measured(plan: Plan, results: Results) -> dict[PassKind, float]:
 class Estimate:
     """Of what is left: target passes, and seconds of one worker, as likely and at most.
 
-    `of_passes` and `of_seconds` say where the numbers are from. The passes of the models in `untimed`, as far as nobody
-    timed them, are not in the seconds; None where none was timed.
+    `of_passes` and `of_seconds` say where the numbers are from. The passes in `untimed`, of a model or of some of its
+    drafters and budgets, are not in the seconds, as nobody timed them; None where none was timed.
     """
 
     passes: float
@@ -214,7 +214,8 @@ class Estimate:
 def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[str, Probe]) -> Estimate:
     """The passes and the time of all that is left."""
     paper, own = published_ratios(), measured(plan, results)
-    of_passes, of_seconds, untimed = dict[str, None](), dict[str, None](), dict[str, None]()
+    of_passes, of_seconds = dict[str, None](), dict[str, None]()
+    timed_models, untimed = set[str](), dict[PassKind, None]()
     passes_of: dict[tuple[Any, ...], float] = {}
 
     def likely(cell: Cell) -> float:
@@ -234,9 +235,10 @@ def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[s
             continue
         timed = _pass_seconds(cell, own, probes)
         if timed is None:
-            untimed[cell.model] = None
+            untimed[cell.model, cell.drafter, cell.budget] = None
             continue
         a_pass, whose = timed
+        timed_models.add(cell.model)
         of_seconds[whose] = None
         seconds += all_passes[cell.key] * a_pass
         most_seconds += most_passes_left[cell.key] * a_pass
@@ -247,8 +249,23 @@ def estimate(plan: Plan, workload: Workload, results: Results, probes: Mapping[s
         most_seconds=most_seconds if of_seconds else None,
         of_passes=tuple(of_passes),
         of_seconds=tuple(of_seconds),
-        untimed=tuple(untimed),
+        untimed=tuple(_untimed(untimed, timed_models)),
     )
+
+
+def _untimed(kinds: Iterable[PassKind], timed_models: set[str]) -> Iterator[str]:
+    """`sdar-8b`; of a model whose other passes were timed, `sdar-8b with spot at budget 8 and 20`."""
+    budgets: dict[tuple[str, str], list[str]] = {}
+    for model, drafter, budget in kinds:
+        key = (model, drafter if model in timed_models else "")
+        budgets.setdefault(key, []).append(str(budget))
+    for (model, drafter), values in budgets.items():
+        if not drafter:
+            yield model
+        elif values == ["0"]:
+            yield f"{model} draft-free"
+        else:
+            yield f"{model} with {drafter} at budget {_and(values)}"
 
 
 def task_cost(plan: Plan, results: Results) -> Callable[[Work], float]:

@@ -149,7 +149,7 @@ KNOWN = ("worker_hours", "most_worker_hours", "usd", "most_usd")  # summed where
 
 
 def total(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several grids' `as_dict`, summed. A model that nobody timed is in no sum of hours: it is in `untimed`."""
+    """Several grids' `as_dict`, summed. What nobody timed is in no sum of hours: it is in `untimed`."""
     states: Counter[str] = Counter()
     for grid in found:
         states.update(grid["states"])

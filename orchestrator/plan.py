@@ -9,10 +9,11 @@ design.md §5.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
-from orchestrator.config import Config, Source
+from orchestrator.config import Config, Source, known
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, DataSet, Grid, Group, Point, decode_spec, expand, points
 from orchestrator.ledger import Record, Sample, Sweep
@@ -20,6 +21,7 @@ from workers.store import Place
 from workers.tasks import Canary, Score
 from workers.work import UNRESOLVED, Absent, DrafterSpec, MethodTask, ModelSpec, SampleTask, Work
 
+TRAINABLE = ("arith", "gsm8k", "mbpp")  # tasks with rows of a train split; the others' rows are all to evaluate
 FIRST_WAVE = 20  # rows of every group that are decoded before any group gets more
 Found = TypeVar("Found")
 Results = Mapping[Sample, Record]
@@ -236,8 +238,8 @@ class _Finder:
         try:
             return find(name, entry)
         except Absent as absent:
-            of_model = f" --model {model}" if entry != getattr(self._config, section)[name] else ""
-            said = self._error(section, name, entry, f"{absent}{of_model}")
+            options = self._made_for(entry["checkpoint"], name, model) if section == "drafter" else ""
+            said = self._error(section, name, entry, f"{absent}{options}")
             if not self._by_name:
                 raise said from None
             self.unresolved.setdefault(str(absent), str(said))  # several entries may name one file
@@ -245,6 +247,16 @@ class _Finder:
             return found
         except (ValueError, TypeError) as error:
             raise self._error(section, name, entry, str(error)) from None
+
+    def _made_for(self, checkpoint: str, name: str, model: str) -> str:
+        """The options that a drafter's making needs here: their defaults are the bundled target and a toy task."""
+        if "{model}" not in self._config.drafter[name]["checkpoint"]:  # of the target in its path, or the only one
+            only = model if len(self._config.models) == 1 else ""
+            model = next((part for part in Path(checkpoint).parts if part in known("model")), only)
+        of_model = f" --model {model}" if model else ""
+        tasks = [task for task in self._config.tasks if self._config.task[task].get("task", task) in TRAINABLE]
+        task = tasks[0] if tasks else "gsm8k"
+        return of_model if task == "arith" else f"{of_model} --task {task}"
 
     def _error(self, section: str, name: str, entry: Mapping[str, Any], said: str) -> UserError:
         option, _, wrong = said.partition(": ")

@@ -4,24 +4,29 @@
     python launch.py logs my-grid          # follow it; Ctrl-C ends the looking, not the sweep
     python launch.py stop my-grid          # as Ctrl-C does with `run`; `submit` again goes on
 
-Code, configs and assets travel with the job; tests, data, results and keys stay here. Nothing of this machine's
-environment does: the cluster has credentials of its own. `status` and `report` read the store, not the job.
+Code, configs and assets travel with the job, and the checkpoints of the grid's drafters; tests, data, targets' weights,
+results and keys stay here. Nothing of this machine's environment does: the cluster has credentials of its own. `status`
+and `report` read the store, not the job.
 """
 
+import os
 import platform
 import shlex
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
+from zipfile import ZipFile
 
 from orchestrator.config import COMMAND_LINE, ROOT, Config, Source, find_grid
 from orchestrator.errors import UserError
 from orchestrator.executors import CONNECT_SECONDS, one_line
+from orchestrator.grid import points
 
-LEFT_HERE = ("/tests", "/benchmarks", "/docs", "/runs", "/data", "/.git", "/.ci", "/.venv", "/*.egg-info")
+LEFT_HERE = ("/tests", "/benchmarks", "/docs", "/runs", "/data", "/.git", "/.ci", "/.venv", "/venv", "/*.egg-info")
 SECRETS = (".env", ".env.*", "*.pem", "*.key", ".netrc", ".aws", "credentials*.json")
 CACHES = ("__pycache__", ".*_cache", ".hypothesis")
 POLL_SECONDS = 0.5
@@ -83,20 +88,82 @@ def submit(client: Any, grid: str, config: Config, source: Source, overrides: Se
     if not any(text.startswith("workers.address=") for text in overrides):
         asked.append("workers.address=auto")
     try:
-        started: str = client.submit_job(
-            entrypoint=shlex.join(["bash", "clusters/driver.sh", config.name, *asked]),
-            submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-            metadata={"sweep": config.name, "store": config.store},
-            runtime_env={
-                "working_dir": str(ROOT),
-                "excludes": [*LEFT_HERE, *SECRETS, *CACHES],
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS},
-            },
-        )
-    except (RuntimeError, ValueError, OSError) as error:  # no agent yet, a package that is too large, a lost connection
+        with TemporaryDirectory() as folder:
+            started: str = client.submit_job(
+                entrypoint=shlex.join(["bash", "clusters/driver.sh", config.name, *asked]),
+                submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+                metadata={"sweep": config.name, "store": config.store},
+                runtime_env={
+                    "working_dir": str(pack(config, source, Path(folder))),
+                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS},
+                },
+            )
+    except (RuntimeError, ValueError, OSError) as error:  # no agent yet, a lost connection
         wrong = f"the cluster takes no job ({one_line(error)}); one that has just started does so in a minute"
         raise UserError(COMMAND_LINE, "--address", wrong) from None
     return started
+
+
+def pack(config: Config, source: Source, folder: Path) -> Path:
+    """A zip in `folder` of what travels. UserError for a file of the grid that does not, and for more than Ray takes.
+
+    It is packed here, as Ray would leave out the drafters' checkpoints: .gitignore has them, and nothing overrules it.
+    """
+    from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE as MOST
+    from ray._private.runtime_env.packaging import create_package
+
+    package = folder / "project.zip"
+    create_package(str(ROOT), package, include_gitignore=True, excludes=[*LEFT_HERE, *SECRETS, *CACHES])
+    with ZipFile(package, "a", strict_timestamps=False) as archive:
+        for name in _checkpoints(config, source):
+            if name not in archive.namelist():
+                archive.write(ROOT / name, name)
+        _refuse_left_behind(config, source, archive.namelist())
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+    if (size := package.stat().st_size) >= MOST:
+        of = f"the largest file is {largest.filename}, {largest.file_size / 2**20:.0f} MiB"
+        raise UserError(COMMAND_LINE, "submit", f"{size / 2**20:.0f} MiB to ship; Ray takes {MOST >> 20}; {of}")
+    return package
+
+
+def _checkpoints(config: Config, source: Source) -> Iterator[str]:
+    """Those of the grid's drafters that lie in the project, by their names there. UserError for one that is not there.
+
+    One with an absolute path, or on S3, is the cluster's to read.
+    """
+    try:
+        combinations, _ = points(config)
+    except ValueError as error:
+        raise source.error("exclude", str(error).removeprefix("exclude: ")) from None
+    for model, drafter in dict.fromkeys((point.model, point.drafter) for point in combinations):
+        checkpoint = config.drafter[drafter].get("checkpoint")
+        if not isinstance(checkpoint, str) or _is_elsewhere(checkpoint):
+            continue
+        name = os.path.normpath(checkpoint.replace("{model}", model))
+        if name.startswith("..") or not (ROOT / name).is_file():
+            wrong = f"no file {name} in the project to ship; an absolute path on shared storage, or s3://BUCKET/FILE,"
+            raise source.error(f"drafter.{drafter}.checkpoint", f"{wrong} expected")
+        yield name
+
+
+def _refuse_left_behind(config: Config, source: Source, packed: Sequence[str]) -> None:
+    """Raise UserError for a target's folder or a task's file that the job would seek in the project, and not find."""
+    targets = {f"model.{name}.path": config.model[name].get("path") for name in config.models}
+    targets = {key: path for key, path in targets.items() if path and (Path(path).exists() or (ROOT / path).exists())}
+    data = {f"task.{name}.{key}": config.task[name].get(key) for name in config.tasks for key in ("path", "shots_path")}
+    for key, path in (targets | data).items():
+        if not path or _is_elsewhere(path):
+            continue
+        name = os.path.normpath(path)
+        if not any(member == name or member.startswith(f"{name}/") for member in packed):
+            s3 = ", or s3://BUCKET/PREFIX," if key in targets else ""
+            raise source.error(
+                key, f"{path} does not travel with the job; an absolute path on shared storage{s3} expected"
+            )
+
+
+def _is_elsewhere(path: str) -> bool:
+    return "://" in path or Path(path).is_absolute()
 
 
 def find(client: Any, name: str) -> Any:

@@ -224,6 +224,33 @@ def test_the_job_has_the_cluster_of_the_cluster_file_and_everything_it_mounts():
     assert cluster["spec"]["workerGroupSpecs"][0]["minReplicas"] == 0
 
 
+def _joinings():
+    """Every list of manifests that docs or a file's header join into one stream for kubectl."""
+    texts = [path.read_text() for path in (*MANIFESTS, *ROOT.glob("docs/*.md"), ROOT / "README.md")]
+    lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if "kubectl apply -f -" in line]
+    return sorted({found for line in lines for found in re.findall(r"clusters/kuberay/[\w{},.-]+", line)})
+
+
+class _NoKeyTwice(yaml.SafeLoader):
+    """A loader for which a key that is there twice is an error; YAML's own rule, which PyYAML leaves out."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if key.value != "<<"]
+        assert len(keys) == len(set(keys)), f"a key twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def test_the_manifests_joined_as_they_say_are_the_documents_of_each():
+    """A file that does not begin with --- would go on the last document of the file before it."""
+    joinings = _joinings()
+    said = {frozenset(path.stem for path in _files(one)) for one in joinings}
+    assert said == {frozenset(("store", "mlflow", last)) for last in ("cluster", "job")}
+    for files in (*map(_files, joinings), MANIFESTS, MANIFESTS[::-1]):
+        joined = list(yaml.load_all("".join(path.read_text() for path in files), _NoKeyTwice))
+        assert joined == [document for path in files for document in documents(path)]
+    assert all(path.read_text().startswith("---\n") for path in MANIFESTS)
+
+
 @pytest.mark.parametrize("kind", ["aws", "kuberay"])
 def test_a_driver_on_the_head_knows_which_machines_may_come(kind, monkeypatch, tmp_path):
     """From zero: a sweep is refused where its workers have no place, and waits where they will have one."""
@@ -306,8 +333,32 @@ def test_a_paper_grid_on_each_cluster_is_five_commands_or_fewer_of_which_none_ha
     assert len(started) == 4
 
 
+def test_the_paper_grids_checkpoints_are_made_before_the_first_recipe_for_one():
+    """Under the names that the grid has, by tasks with rows to train on, and not by the toy that is the default."""
+    config, _ = load("paper/sdar-8b-t0")
+    named = {config.drafter[name]["checkpoint"] for name in config.drafters if config.drafter[name].get("checkpoint")}
+    order = list(dict.fromkeys(heading for heading, _ in _blocks()))
+    (first,) = (place for place, heading in enumerate(order) if heading.startswith("## First"))
+    assert first < order.index("## One machine with GPUs")
+    made = set()
+    for words in (words for heading, commands in _blocks() if heading == order[first] for words in commands):
+        if words[0] == "python":
+            verb, rest = words[2], words[3:]
+            assert verb in ("import-drafter", "train-drafter", "calibrate")
+            made.add(rest[rest.index("--out") + 1].replace("sdar-8b", "{model}"))
+            load("quickstart", [word for word in rest if "=" in word])
+            if verb != "import-drafter":
+                assert rest[:4] == ["--model", "sdar-8b", "--task", "gsm8k"]
+    assert made == named
+
+
 def _are_files(pattern):
     """Whether it names files, several in braces, that exist."""
+    return all(path.is_file() for path in _files(pattern))
+
+
+def _files(pattern):
+    """The files that a shell makes of it: several in braces, or one."""
     found = re.fullmatch(r"(.*)\{(.*)\}(.*)", pattern)
     names = [f"{found[1]}{name}{found[3]}" for name in found[2].split(",")] if found else [pattern]
-    return all((ROOT / name).is_file() for name in names)
+    return [ROOT / name for name in names]

@@ -16,6 +16,7 @@ from orchestrator.workload import count
 from tests.orchestrator.conftest import plan_of
 from tests.orchestrator.fakes import Fakes, FakeTask
 from workers import probe as workers_probe
+from workers.worker import resolve_drafter
 
 FOUND = {
     "format": 1,
@@ -129,6 +130,29 @@ def test_the_sweeps_own_passes_go_before_a_probes():
     assert "by the probe" in told(plan, elsewhere, 1, {"tiny-sdar": probe})[0]
 
 
+def test_a_model_that_is_timed_in_part_is_said_to_be_without_the_other_part_alone():
+    """As where a drafter's checkpoint is another one: its cells are new, the draft-free one is half done."""
+    plan = plan_of(Fakes(), "drafters=[spot,stale]", "budgets=[0,8,20]", "limit=3")
+    record = {"status": "ok", "nfe": 10, "device": "cpu", "seconds": {"target": 5.0}}
+
+    def said(*timed):
+        held = {
+            (cell.key, plan.rows[cell.key][0]): record
+            for cell in plan.grid.cells
+            if (cell.drafter, cell.budget) in timed
+        }
+        (line,) = told(plan, held, 1, {})
+        return line.partition("; without ")[2]
+
+    control = ("none", 0)
+    assert said(control, ("stale", 8), ("stale", 20), ("spot", 8), ("spot", 20)) == ""
+    whose = "whose passes nobody timed (launch.py probe)"
+    assert said(control, ("stale", 8), ("stale", 20)) == f"tiny-sdar with spot at budget 8 and 20, {whose}"
+    assert said(("stale", 8), ("stale", 20), ("spot", 8)) == (
+        f"tiny-sdar draft-free, tiny-sdar with spot at budget 20, {whose}"
+    )
+
+
 def test_the_schedule_is_told_seconds_where_everything_is_timed_and_passes_elsewhere():
     plan = plan_of(Fakes(), "budgets=[0,8]", "drafters=[spot]", "limit=1")
     (task,) = plan.waves({})[0]
@@ -139,6 +163,36 @@ def test_the_schedule_is_told_seconds_where_everything_is_timed_and_passes_elsew
         for cell, seconds in zip(plan.grid.cells, (10.0, 30.0), strict=True)
     }
     assert estimate.task_cost(plan, records)(task) == passes / 2 * (1.0 + 3.0)
+
+
+# ---- a checkpoint that is not made yet
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        (["paper/sdar-8b-t0"], {"sdar-8b/spot.safetensors --model sdar-8b --task gsm8k"}),
+        (["paper/sdar-4b", "tasks=[humaneval,mbpp]"], {"sdar-4b/spot.safetensors --model sdar-4b --task mbpp"}),
+        (["paper/sdar-4b", "tasks=[humaneval]"], {"sdar-4b/spot.safetensors --model sdar-4b --task gsm8k"}),
+        (["paper/ablations", "drafters=[spot]"], {"sdar-8b/spot.safetensors --model sdar-8b --task gsm8k"}),
+        (
+            ["paper/transfer"],
+            {
+                f"{model}/spot.safetensors --model {model} --task gsm8k"
+                for model in ("sdar-8b", "llada2-mini", "sdar-4b", "sdar-1.7b")
+            },
+        ),
+        (["quickstart", "drafter.spot.checkpoint=checkpoints/a"], {"a --model tiny-sdar"}),
+        (["quickstart", "models=[tiny-sdar,sdar-8b]", "drafter.spot.checkpoint=checkpoints/a"], {"a"}),
+    ],
+)
+def test_how_a_checkpoint_is_made_is_said_with_its_target_and_a_task_that_has_rows_to_train_on(asked, options):
+    """The commands' own defaults are the bundled target and its toy task."""
+    config, source = configs.load(asked[0], asked[1:])
+    fakes = Fakes(task=FakeTask("fake", size=400)).backend()
+    plan = make_plan(config, source, replace(fakes, resolve_drafter=resolve_drafter), by_name=True)
+    said = [line for line in plan.unresolved if "`launch.py train-drafter`" in line]
+    assert {line.partition("with --out checkpoints/")[2] for line in said} == options
 
 
 # ---- what is published, and what it costs

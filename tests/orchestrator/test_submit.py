@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,14 +25,14 @@ GRID = "configs/grid/quickstart.yaml"
 class FakeClient:
     """The part of Ray's client that is used, over jobs in a list."""
 
-    def __init__(self, ray=None, python=None, submitted=()):
+    def __init__(self, ray=None, python=None, submitted=(), there=None):
         import platform
 
         import ray as here
 
         self.versions = {"rayVersion": ray or here.__version__, "pythonVersion": python or platform.python_version()}
         self.jobs = [job(*one) for one in submitted]
-        self.asked = None
+        self.asked, self.there = None, there
 
     def _do_request(self, method, path):
         assert (method, path) == ("GET", "/api/v0/cluster_metadata")
@@ -43,6 +42,15 @@ class FakeClient:
         return self.jobs
 
     def submit_job(self, **asked):
+        """The working folder is a package by Ray's own rule, and unpacked by Ray's own function."""
+        from ray._private.runtime_env.packaging import unzip_package
+        from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+        def unpack(package, excludes, is_file):
+            unzip_package(package, self.there, remove_top_level_directory=False, unlink_zip=False)
+
+        if self.there is not None:
+            upload_working_dir_if_needed(dict(asked["runtime_env"]), include_gitignore=True, upload_fn=unpack)
         self.asked = asked
         return asked["submission_id"]
 
@@ -85,24 +93,75 @@ def test_nothing_of_this_machines_environment_is_sent(monkeypatch):
     assert "mine" not in str(client.asked)
 
 
-def test_code_configs_and_assets_are_shipped_and_nothing_else(tmp_path, monkeypatch):
-    """By the rules of Ray's own packaging."""
-    from ray._private.runtime_env.packaging import create_package
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with this one's .gitignore, grids and little else; `ship` gives the names of what reaches a cluster."""
 
-    shipped = ["launch.py", "configs/grid/a.yaml", "assets/tiny.safetensors", "workers/data/x.json", "clusters/a.sh"]
+    class Project:
+        folder, there = tmp_path / "project", tmp_path / "there"
+        always = (".gitignore", "launch.py", "assets/tiny-sdar/model.safetensors")
+
+        def write(self, *names):
+            for name in names:
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / name).write_text(f"content of {name}")
+
+        def ship(self, grid, *overrides):
+            submitted(FakeClient(there=self.there), "store=/sweeps", *overrides, grid=str(self.folder / grid))
+            found = {str(path.relative_to(self.there)) for path in self.there.rglob("*") if path.is_file()}
+            return found - {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*")} - set(self.always)
+
+    shutil.copytree(ROOT / "configs", Project.folder / "configs")
+    shutil.copy(ROOT / ".gitignore", Project.folder)
+    monkeypatch.setattr(jobs, "ROOT", Project.folder)
+    made = Project()
+    made.write(*Project.always[1:])
+    return made
+
+
+BUNDLED = "assets/tiny-spot.safetensors"
+
+
+def test_code_configs_and_assets_are_shipped_and_nothing_else(project):
+    """By the rules of Ray's own packaging."""
+    shipped = ["configs/grid/a.md", BUNDLED, "workers/data/x.json", "clusters/a.sh"]
     left = ["tests/test_a.py", ".git/HEAD", ".venv/bin/python", "runs/a/sweep.yaml", "data/a.jsonl", ".env", "a.pem"]
     left += ["spot/__pycache__/a.pyc", ".mypy_cache/a", "configs/.env.local", "spot_sweeps.egg-info/PKG-INFO"]
-    for name in (*shipped, *left):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("content")
-    client = FakeClient()
-    submitted(client, "store=/sweeps")
-    asked = client.asked["runtime_env"]
-    assert asked["working_dir"] == str(ROOT)
-    package = tmp_path / "package.zip"
-    create_package(str(tmp_path), package, include_gitignore=True, excludes=[*asked["excludes"], package.name])
-    names = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
-    assert names == set(shipped)
+    left += ["venv/bin/python", "assets/tiny-sdar/training/a", "checkpoints/other/spot.safetensors"]
+    project.write(*shipped, *left)
+    assert project.ship(GRID) == set(shipped)
+    assert all((project.there / name).is_file() for name in project.always)
+
+
+def test_the_checkpoints_of_the_grids_drafters_travel_and_no_others(project):
+    """.gitignore has the folder, which Ray heeds: a paper sweep would end in "no file checkpoints/..."."""
+    wanted = {"checkpoints/sdar-8b/spot.safetensors", "checkpoints/sdar-8b/spiffy.json"}
+    others = [
+        "checkpoints/sdar-4b/spot.safetensors",
+        "checkpoints/sdar-8b/model.safetensors",
+        "checkpoints/sdar-8b/a.pt",
+    ]
+    project.write(*wanted, *others)
+    assert project.ship("configs/grid/paper/sdar-8b-t0.yaml") == wanted
+    for name in wanted:
+        assert (project.there / name).read_text() == f"content of {name}"
+
+
+def test_checkpoints_travel_through_a_link_to_another_disk(project, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "mine").write_text("weights")
+    (project.folder / "checkpoints").symlink_to(tmp_path / "disk")
+    assert "checkpoints/mine" in project.ship(GRID, "drafters=[spot]", "drafter.spot.checkpoint=./checkpoints/mine")
+
+
+@pytest.mark.parametrize("where", ["s3://bucket/{model}.safetensors", "/shared/{model}.safetensors"])
+def test_a_checkpoint_elsewhere_is_the_clusters_to_read(where, project):
+    assert project.ship(GRID, f"drafter.spot.checkpoint={where}") == set()
+
+
+def test_drafters_that_no_cell_of_the_grid_has_need_no_checkpoint(project):
+    project.write(BUNDLED)
+    assert project.ship(GRID, "drafters=[spot,spiffy]", "exclude=[{drafters: spiffy}]") == {BUNDLED}
 
 
 # ---- what is refused
@@ -123,6 +182,35 @@ def test_a_grid_outside_of_what_is_shipped_is_refused(tmp_path):
     shutil.copy(ROOT / GRID, tmp_path / "mine.yaml")
     with pytest.raises(UserError, match="copy it to configs/grid"):
         submitted(FakeClient(), "store=/sweeps", grid=str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "drafter.spot.checkpoint=checkpoints/{model}/a",
+            "no file checkpoints/tiny-sdar/a in the project to ship; an ",
+        ),
+        ("drafter.spot.checkpoint=../mine.safetensors", "no file ../mine.safetensors in the project to ship; an "),
+        ("model.tiny-sdar.path=checkpoints/weights", "checkpoints/weights does not travel with the job; an "),
+        ("task.gsm8k.path=data/a.jsonl", "data/a.jsonl does not travel with the job; an "),
+        ("task.gsm8k.shots_path=a.jsonl", "a.jsonl does not travel with the job; an "),
+    ],
+)
+def test_a_file_of_the_grid_that_would_not_be_there_is_refused(override, said, project):
+    project.write(BUNDLED, "checkpoints/weights/model.safetensors", "data/a.jsonl", "../mine.safetensors")
+    with pytest.raises(UserError) as refused:
+        project.ship(GRID, "tasks=[arith,gsm8k]", override)
+    line = str(refused.value)
+    assert f"{override.partition('=')[0]}: {said}absolute path on shared storage" in line and "\n" not in line
+    assert ("s3://BUCKET/" in line) == (not override.startswith("task."))
+
+
+def test_more_than_ray_takes_is_refused_by_the_name_of_the_largest(project, monkeypatch):
+    monkeypatch.setattr("ray._private.ray_constants.DASHBOARD_CLIENT_MAX_SIZE", 3 << 20)
+    (project.folder / "mine.safetensors").write_bytes(bytes(4 << 20))
+    with pytest.raises(UserError, match=r"4 MiB to ship; Ray takes 3; the largest file is mine\.safetensors, 4 MiB"):
+        project.ship(GRID, "drafter.spot.checkpoint=mine.safetensors")
 
 
 def test_a_cluster_that_takes_no_job_yet_is_one_line():
