@@ -75,7 +75,10 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
 
 
 def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Mapping[str, Prediction]) -> str:
-    """Throughput ratio against budget: points as measured, with intervals; lines as predicted, the best starred."""
+    """Throughput ratio against budget: points as measured, with intervals; lines as predicted, the best starred.
+
+    A star has its budget beside it: it may be one that is no tick of the axis.
+    """
     with _figure() as (axes, svg):
         axes.axhline(1.0, color=CONTROL, linestyle="--", linewidth=1, label="control")
         for drafter, points in _lines(rows, "throughput_ratio"):
@@ -84,10 +87,12 @@ def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Ma
         for drafter, line in predicted.items():
             axes.plot(line.budgets, line.ratios, color=palette[drafter], linewidth=1)
             axes.plot(*line.best, "*", color=palette[drafter], markersize=11, markeredgecolor="white",
-                      markeredgewidth=0.7)  # fmt: skip
+                      markeredgewidth=0.7, zorder=6)  # fmt: skip
+            axes.annotate(f"{line.best[0]}", line.best, textcoords="offset points", xytext=(6, 5), fontsize=8,
+                          fontweight="bold", color=palette[drafter], zorder=6)  # fmt: skip
         axes.set(ylabel="throughput ratio")
         axes.set_ylim(bottom=0)
-        _budgets(axes, rows, [1] if predicted else [])
+        _budgets(axes, rows)
         legend(axes)
     return svg()
 
@@ -107,9 +112,9 @@ def _end(point: Row, name: str, sign: int) -> float:
     return bound if bound is not None else point[name] + sign * (point.get(f"{name}_sd") or 0.0)
 
 
-def _budgets(axes: Axes, rows: list[Row], more: Iterable[int] = ()) -> None:
+def _budgets(axes: Axes, rows: list[Row]) -> None:
     """The budgets there are as the ticks of a logarithmic axis."""
-    budgets = sorted({row["budget"] for row in rows if row["budget"]} | set(more))
+    budgets = sorted({row["budget"] for row in rows if row["budget"]})
     axes.set_xlabel("budget (draft states a pass)")
     if budgets:
         axes.set_xscale("log", base=2)

@@ -241,10 +241,14 @@ def _said(predicted: dict[str, Prediction]) -> str:
     if not predicted:
         return "Against the control, paired."
     best = [f"{name} {budget} ({ratio:.2f}×)" for name, (budget, ratio) in ((n, p.best) for n, p in predicted.items())]
-    said = "Points: measured, paired, with their intervals. Lines: predicted for every budget; best (★): " + ", ".join(
-        best
+    said = (
+        "Points: measured, paired, with their intervals. Lines: predicted between the smallest and the largest decoded"
     )
+    said += f" budget; best of these (★, with its budget): {', '.join(best)}"
     pays = any(prediction.best[1] > 1 for prediction in predicted.values())
+    ends = [{line.budgets[0], line.budgets[-1]} - {1} for line in predicted.values()]  # no budget is below 1
+    at_an_end = any(line.best[0] in own for line, own in zip(predicted.values(), ends, strict=True))
     misses = [prediction.miss for prediction in predicted.values() if prediction.miss is not None]
-    said += "." if pays else "; no budget pays here."
+    said += "." if pays else "; none pays here."
+    said += " Where that is the smallest or the largest decoded, a better one may lie beyond." if at_an_end else ""
     return said + (f" A budget left out is predicted within {max(misses):.0%}." if misses else "")

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dashboards import plots, report
+from dashboards.predict import Prediction
 from orchestrator import results
 from orchestrator.ledger import write_sweep
 from tests.fake_sweep import append, control, decode, on_disk, real_cell, score
@@ -287,6 +288,18 @@ def test_an_oracle_is_marked_in_every_figure_and_is_in_none_of_times(tmp_path):
         told = [text for text in texts_of(draw(rows, plots.colours(rows))) if "oracle" in text]
         timed = draw in (plots.time_split, plots.throughput_by_nfe, FIGURES[1])
         assert told == [] if timed else all("oracle-both †" in text for text in told) and told
+
+
+def test_a_star_has_its_budget_beside_it_and_the_words_say_what_is_predicted(tmp_path):
+    rows = rows_of(tmp_path)
+    predicted = {"spot": Prediction(tuple(range(4, 9)), (1.0, 1.2, 1.5, 1.2, 1.0), None)}
+    told = [texts_of(plots.throughput_by_budget(rows, plots.colours(rows), some)) for some in (predicted, {})]
+    assert [texts.count("6") for texts in told] == [1, 0] and "1" not in told[0]  # the axis begins where lines do
+    said = report._said(predicted)
+    assert "between the smallest and the largest decoded budget" in said and "spot 6 (1.50×)" in said
+    assert "may lie beyond" not in said
+    assert "may lie beyond" in report._said({"spot": Prediction((4, 5, 6), (1.5, 1.2, 1.1), None)})
+    assert "may lie beyond" not in report._said({"spot": Prediction((1, 2, 3), (1.5, 1.2, 1.1), None)})
 
 
 @pytest.mark.parametrize("draw", FIGURES)
