@@ -194,7 +194,7 @@ def accuracy(rows: list[Row], palette: dict[str, str]) -> str:
                 axes.axvspan(low, high, color="#888888", alpha=0.12, linewidth=0)
             errors = [[abs(end - row["accuracy"])] for end in (low, high)]  # rounding can put an end on the other side
             axes.errorbar([row["accuracy"]], [place], xerr=errors, color=palette[row["drafter"]], marker="o",
-                          markersize=4, capsize=2)  # fmt: skip
+                          markersize=4, capsize=2, clip_on=False)  # fmt: skip  # whole at 0 and 100 %, too
             _unfinished(axes, [row], [place], palette[row["drafter"]], "accuracy")
         axes.set_yticks(range(len(known)), list(map(_name, known)))
         axes.set(xlabel="accuracy", xlim=_around([_end(row, "accuracy", sign) for row in known for sign in (-1, 1)]))
@@ -224,10 +224,10 @@ def shares(axes: Axes, lines: pd.DataFrame) -> None:
 
 
 def _around(shares: list[float]) -> tuple[float, float]:
-    """Limits with some air around `shares`, a fifth apart at least, within 0 and 1."""
+    """Limits with some air around `shares`, a fifth apart at least, and never beyond 0 and 1, where no share is."""
     low, high = min(shares, default=0.0), max(shares, default=1.0)
     air = max(0.02, (0.2 - (high - low)) / 2)
-    return max(low - air, -0.03), min(high + air, 1.03)
+    return max(low - air, 0.0), min(high + air, 1.0)
 
 
 def _name(row: Row) -> str:
@@ -248,7 +248,8 @@ def _unfinished(axes: Axes, points: list[Row], heights: list[float], colour: str
     """Hollow points over those of incomplete cells."""
     at = [(point[across], height) for point, height in zip(points, heights, strict=True) if _done(point)]
     if at:
-        axes.plot(*zip(*at, strict=True), "o", color=colour, markerfacecolor="white", markersize=4, zorder=5)
+        axes.plot(*zip(*at, strict=True), "o", color=colour, markerfacecolor="white", markersize=4, zorder=5,
+                  clip_on=False)  # fmt: skip
 
 
 def _range(values: list[float]) -> tuple[float, float]:

@@ -201,8 +201,12 @@ class _Group:
         here = self._here(self.samples)
         predicted = predictions(here)
         scored = any(row["accuracy"] is not None for row in self.rows)
+        spread = any(row["nfe_sd"] for row in self.rows if row["method"] != results.CONTROL)  # one of 0 has no bar
+        bars = f"; bars are {tables.deviation(self.rows)}" if spread else ""
         figures = [
-            Figure("Target passes", "NFE per sample; lower is better.", plots.nfe_by_budget(self.rows, self.palette)),
+            Figure(
+                "Target passes", f"NFE per sample; lower is better{bars}.", plots.nfe_by_budget(self.rows, self.palette)
+            ),
             Figure("Throughput", _said(predicted), plots.throughput_by_budget(self.rows, self.palette, predicted)),
             Figure(
                 "Speed", "What the saved passes bring; numbers are budgets.",
@@ -212,7 +216,7 @@ class _Group:
             Figure("Time", "Where decoding time goes.", plots.time_split(self.rows, self.palette)),
         ]  # fmt: skip
         if scored:
-            said = "Right answers, with their intervals; the band is the control's."
+            said = "Right answers, with their 95 % Wilson intervals over prompts; the band is the control's."
             figures.append(Figure("Accuracy", said, plots.accuracy(self.rows, self.palette)))
         for by, heading, said in _MOTIVATION:
             lines = self._here(self.accuracy)

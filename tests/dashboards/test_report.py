@@ -332,6 +332,28 @@ def test_many_methods_have_colours_of_their_own_and_a_legend_below(tmp_path, dra
     assert lowest < float(many[2])
 
 
+def test_shares_are_drawn_on_an_axis_from_0_to_100_per_cent_at_most(tmp_path):
+    row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
+    for shares in ([1.0, 0.8, 1.0], [0.0, 0.0, 0.2]):
+        assert 0 <= plots._around(shares)[0] < plots._around(shares)[1] <= 1
+        ends = dict(zip(("accuracy", "accuracy_low", "accuracy_high"), shares, strict=True))
+        told = [float(text[:-1]) for text in texts_of(plots.accuracy([row | ends], {"spot": "#000000"})) if "%" in text]
+        assert told and min(told) >= 0 and max(told) <= 100
+
+
+def test_bars_over_seeds_are_explained_and_so_are_seeds_with_prompts_of_their_own(tmp_path):
+    cells = [replace(cell, seed=seed) for seed in (0, 1) for cell in (CONTROL, SPOT)]
+    made = [control(cell.key, "r0", 60) if cell.is_control else decode(cell.key, "r0", 20 + cell.seed, 60)
+            for cell in cells]  # fmt: skip
+    assert "bars are the deviation over seeds." in page(tmp_path / "same", cells=cells, made=made, rows=1)
+    own = on_disk(tmp_path, *cells, rows=1)
+    write_sweep(replace(own, rows={cell.key: (f"r{cell.seed}",) for cell in cells}))
+    append(own, [record | {"row": f"r{cell.seed}"} for cell, record in zip(cells, made, strict=True)])
+    text = report.write_report(own.folder).read_text(encoding="utf-8")
+    assert "bars are the deviation over seeds, each with its own prompts." in text
+    assert text.count("± is the deviation over seeds, each with its own prompts.") == 2  # under both tables
+
+
 def test_budgets_on_the_axis_do_not_run_into_each_other(tmp_path):
     row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
     budgets = [*range(1, 65)]
