@@ -198,6 +198,7 @@ def accuracy(rows: list[Row], palette: dict[str, str]) -> str:
             _unfinished(axes, [row], [place], palette[row["drafter"]], "accuracy")
         axes.set_yticks(range(len(known)), list(map(_name, known)))
         axes.set(xlabel="accuracy", xlim=_around([_end(row, "accuracy", sign) for row in known for sign in (-1, 1)]))
+        axes.xaxis.set_major_locator(MaxNLocator(5))  # labels as wide as 100 % do not run into each other
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(visible=False, axis="y")
         axes.invert_yaxis()

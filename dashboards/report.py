@@ -255,4 +255,4 @@ def _said(predicted: dict[str, Prediction]) -> str:
     misses = [prediction.miss for prediction in predicted.values() if prediction.miss is not None]
     said += "." if pays else "; none pays here."
     said += " Where that is the smallest or the largest decoded, a better one may lie beyond." if at_an_end else ""
-    return said + (f" A budget left out is predicted within {max(misses):.0%}." if misses else "")
+    return said + (f" A decoded one between others, left out, is predicted within {max(misses):.0%}." if misses else "")
