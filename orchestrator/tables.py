@@ -23,7 +23,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.results import CONTROL, RANKED, is_oracle, met, method_name, tally
+from orchestrator.results import CONTROL, is_oracle, met, method_name, tally
 
 NOTHING = "–"
 LEAST_NAME = 8  # columns of a terminal that a name has at least
@@ -118,8 +118,8 @@ def main(rows: pd.DataFrame) -> MainTable:
     control, which has no budget, is shown at each.
     """
     records = rows.to_dict("records")
-    panels = [_main_panel(title, list(group)) for title, group in _by(records, _main_title)]
-    return Sheet(tuple(panels), (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records)))
+    panels = tuple(_main_panel(title, list(group)) for title, group in _by(records, _main_title))
+    return Sheet(panels, (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records, panels)))
 
 
 def _by(records: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]) -> Iterator[tuple[Any, list]]:
@@ -197,7 +197,8 @@ def long(rows: pd.DataFrame) -> Sheet:
     ranges = Note(f"Ranges are 95 % intervals over prompts: of a ratio, a paired bootstrap{wilson}.", "interval")
     unscored = any(_of(row["scored"], row["n"]) for row in records)
     scored = (Note("k/n by an accuracy: of the k of n texts that are scored."),) if unscored else ()
-    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), (*against, *_notes(records), ranges, *scored))
+    panels = (Panel("", tuple(columns.values()), tuple(lines)),)
+    return Sheet(panels, (*against, *_notes(records, panels), ranges, *scored))
 
 
 def _long_columns(records: list[dict[str, Any]], pair: str) -> dict[str, Column]:
@@ -303,22 +304,22 @@ def deviation(records: Iterable[Mapping[str, Any]]) -> str:
     return "the deviation over seeds" + each.get(frozenset(own), "")
 
 
-def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[Note, ...]:
+def _notes(records: Sequence[Mapping[str, Any]], panels: Sequence[Panel]) -> tuple[Note, ...]:
     """What of the marks needs a word, given what is there."""
-    ranks = {row[f"{name}_rank"] for row in records for name in RANKED}
+    marks = {mark for panel in panels for line in panel.lines for entry in line.entries for mark in entry.marks}
     tied = "≈ tied with the best at its budget: equal as printed, or the 95 % interval of their paired ratio holds 1."
     failed = "; k✗: k samples failed" if any(row["failed"] for row in records) else ""
     said = [
-        ("tied" in ranks, tied),
+        (_TIED in marks, tied),
         (any(row["n"] < row["planned"] for row in records), f"n/N: incomplete, and not ranked{failed}."),
         (any(_of(met(row), row["n"]) for row in records), "k/n by a ratio: over the k of n samples that have a pair."),
         (any(row["numeric"] for row in records), "(k): k texts differ from the control within rounding."),
-        (any(row["bug"] for row in records), "!: a text differs from the control for no numeric reason."),
+        (_BUG in marks, "!: a text differs from the control for no numeric reason."),
         (any(is_oracle(row["method"]) for row in records), "† diagnostic: has seen the answer, untimed, not ranked."),
-        (any(row["shared"] for row in records), "‡ timed on a GPU that other workers used, too."),
+        (_SHARED in marks, "‡ timed on a GPU that other workers used, too."),
     ]
-    marks = tuple(Note(sentence) for there, sentence in said if there)
-    return Note("Bold: the best at its budget.", "best"), Note(f"± is {deviation(records)}.", "spread"), *marks
+    told = (Note(sentence) for there, sentence in said if there)
+    return Note("Bold: the best at its budget.", "best"), Note(f"± is {deviation(records)}.", "spread"), *told
 
 
 # ---- terminal

@@ -373,6 +373,18 @@ def test_a_line_of_unfinished_seeds_has_no_deviation_and_failures_are_explained_
     assert "n/N: incomplete, and not ranked." in notes(sheet)
 
 
+def test_marks_that_no_number_has_are_not_explained():
+    """Another method's ratios: where no sample is met, there is none that could be tied or timed on a shared GPU."""
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    even = [record | {"per_gpu": 2} | ({"nfe": 20} if record["nfe"] < 50 else {}) for record in records]
+    samples = results.frame(plan, even, ())
+    samples = results.against(samples, "ssd", samples.assign(gen_length=128), "long:ssd")
+    told = " ".join(notes(tables.long(results.over_seeds(results.summary(plan, samples), samples))))
+    assert "≈" not in told and "‡" not in told
+    told = " ".join(notes(tables.long(merged(plan, even))))
+    assert "≈ tied" in told and "‡ timed" in told
+
+
 def test_a_bug_is_marked_where_there_is_no_colour():
     plan, records, scores = two_rows(identical=False, difference="bug")
     assert re.search("50.0%!.*\n", printed(tables.long(merged(plan, records, scores)), 80))
