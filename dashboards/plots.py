@@ -77,7 +77,10 @@ def nfe_by_budget(rows: list[Row], palette: dict[str, str]) -> str:
 
 
 def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Mapping[str, Prediction]) -> str:
-    """Throughput ratio against budget: points as measured, with intervals; lines as predicted, the best starred."""
+    """Throughput ratio against budget: points as measured, with intervals; lines as predicted, the best starred.
+
+    A star has its budget beside it: it may be one that is no tick of the axis.
+    """
     with _figure() as (axes, svg):
         axes.axhline(1.0, color=CONTROL, linestyle="--", linewidth=1, label="control")
         for drafter, points in _lines(rows, "throughput_ratio"):
@@ -86,10 +89,12 @@ def throughput_by_budget(rows: list[Row], palette: dict[str, str], predicted: Ma
         for drafter, line in predicted.items():
             axes.plot(line.budgets, line.ratios, color=palette[drafter], linewidth=1)
             axes.plot(*line.best, "*", color=palette[drafter], markersize=11, markeredgecolor="white",
-                      markeredgewidth=0.7)  # fmt: skip
+                      markeredgewidth=0.7, zorder=6)  # fmt: skip
+            axes.annotate(f"{line.best[0]}", line.best, textcoords="offset points", xytext=(6, 5), fontsize=8,
+                          fontweight="bold", color=palette[drafter], zorder=6)  # fmt: skip
         axes.set(ylabel="throughput ratio")
         axes.set_ylim(bottom=0)
-        _budgets(axes, rows, [1] if predicted else [])
+        _budgets(axes, rows)
         legend(axes)
     return svg()
 
@@ -109,9 +114,9 @@ def _end(point: Row, name: str, sign: int) -> float:
     return bound if bound is not None else point[name] + sign * (point.get(f"{name}_sd") or 0.0)
 
 
-def _budgets(axes: Axes, rows: list[Row], more: Iterable[int] = ()) -> None:
+def _budgets(axes: Axes, rows: list[Row]) -> None:
     """The budgets there are as the ticks of a logarithmic axis."""
-    budgets = sorted({row["budget"] for row in rows if row["budget"]} | set(more))
+    budgets = sorted({row["budget"] for row in rows if row["budget"]})
     axes.set_xlabel("budget (draft states a pass)")
     if budgets:
         axes.set_xscale("log", base=2)
@@ -191,10 +196,11 @@ def accuracy(rows: list[Row], palette: dict[str, str]) -> str:
                 axes.axvspan(low, high, color="#888888", alpha=0.12, linewidth=0)
             errors = [[abs(end - row["accuracy"])] for end in (low, high)]  # rounding can put an end on the other side
             axes.errorbar([row["accuracy"]], [place], xerr=errors, color=palette[row["drafter"]], marker="o",
-                          markersize=4, capsize=2)  # fmt: skip
+                          markersize=4, capsize=2, clip_on=False)  # fmt: skip  # whole at 0 and 100 %, too
             _unfinished(axes, [row], [place], palette[row["drafter"]], "accuracy")
         axes.set_yticks(range(len(known)), list(map(_name, known)))
         axes.set(xlabel="accuracy", xlim=_around([_end(row, "accuracy", sign) for row in known for sign in (-1, 1)]))
+        axes.xaxis.set_major_locator(MaxNLocator(5))  # labels as wide as 100 % do not run into each other
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(visible=False, axis="y")
         axes.invert_yaxis()
@@ -221,10 +227,10 @@ def shares(axes: Axes, lines: pd.DataFrame) -> None:
 
 
 def _around(shares: list[float]) -> tuple[float, float]:
-    """Limits with some air around `shares`, a fifth apart at least, within 0 and 1."""
+    """Limits with some air around `shares`, a fifth apart at least, and never beyond 0 and 1, where no share is."""
     low, high = min(shares, default=0.0), max(shares, default=1.0)
     air = max(0.02, (0.2 - (high - low)) / 2)
-    return max(low - air, -0.03), min(high + air, 1.03)
+    return max(low - air, 0.0), min(high + air, 1.0)
 
 
 def _name(row: Row) -> str:
@@ -245,7 +251,8 @@ def _unfinished(axes: Axes, points: list[Row], heights: list[float], colour: str
     """Hollow points over those of incomplete cells."""
     at = [(point[across], height) for point, height in zip(points, heights, strict=True) if _done(point)]
     if at:
-        axes.plot(*zip(*at, strict=True), "o", color=colour, markerfacecolor="white", markersize=4, zorder=5)
+        axes.plot(*zip(*at, strict=True), "o", color=colour, markerfacecolor="white", markersize=4, zorder=5,
+                  clip_on=False)  # fmt: skip
 
 
 def _range(values: list[float]) -> tuple[float, float]:

@@ -1,10 +1,11 @@
-"""Throughput at every budget, from what passes cost and accept at the budgets that were decoded.
+"""Throughput between the budgets that were decoded, from what passes cost and accept at these.
 
 A text of S steps takes U passes without drafts (each block's first) and D = (S - U) / (1 + a(n)) with up to n, of which
 a(n) are accepted: its decoding takes p + U c(0) + D (c(n) + d(n)) seconds, p the prefill's, c a pass's and d its
 drafting's, and the control's measured seconds are divided by that. At a budget that was decoded this is what was
-measured. Between two, a goes along log(1 + n), from a(0) = 0, all else straight; c(0) is the control's, d below the
-smallest budget that budget's. No budget beyond the largest. spot-auto (spot/pass_cost.py) does the same as it decodes.
+measured. Between two, a goes along log(1 + n), all else straight; c(0) is the control's. No budget beyond the largest,
+and none below the smallest: what a pass of one draft costs more than a pass without (a drafter that is asked, a pass of
+several states) cannot be told from the records of larger budgets, and is no share of theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SUMS = ("nfe", "control_nfe", "drafted", "drafted_passes", "accepted", "seconds
 
 @dataclass(frozen=True)
 class Prediction:
-    """Throughput ratio over the draft-free control at each of `budgets`, 1 to the largest decoded.
+    """Throughput ratio over the draft-free control at each of `budgets`, the smallest decoded to the largest.
 
     `miss` is how far, as a share, the prediction is from the measured ratio of a budget that it was not told, at worst;
     None where no budget lies between two others.
@@ -59,12 +60,12 @@ def predictions(samples: pd.DataFrame) -> dict[str, Prediction]:
 
 def _prediction(own: pd.DataFrame, plain: float) -> Prediction:
     """Of a drafter whose sums over texts are `own`, a line a budget; a pass without drafts takes `plain` seconds."""
-    budgets = tuple(range(1, int(own["budget"].max()) + 1))
+    budgets = tuple(range(int(own["budget"].min()), int(own["budget"].max()) + 1))
     return Prediction(budgets, tuple(_ratios(own, plain, budgets)), _miss(own, plain))
 
 
 def _ratios(own: pd.DataFrame, plain: float, budgets: Sequence[int]) -> list[float]:
-    """The ratio at each of `budgets`."""
+    """The ratio at each of `budgets`, which lie within those of `own`."""
     at = np.asarray(budgets, float)
     n, texts, drafted, passes = (own[name].to_numpy(float) for name in ("budget", "texts", "drafted_passes", "nfe"))
     spent = (own["seconds_target"] + own["seconds_rest"]).to_numpy(float) - (passes - drafted) * plain
@@ -72,8 +73,8 @@ def _ratios(own: pd.DataFrame, plain: float, budgets: Sequence[int]) -> list[flo
     def straight(values: np.ndarray) -> np.ndarray:
         return np.interp(at, n, values)
 
-    accepted = np.interp(np.log1p(at), np.log1p([0, *n]), [0, *(own["accepted"] / drafted)])
-    cost = np.interp(at, [0, *n], [plain, *(spent / drafted)]) + straight(own["seconds_draft"] / drafted)
+    accepted = np.interp(np.log1p(at), np.log1p(n), own["accepted"] / drafted)
+    cost = straight((spent + own["seconds_draft"].to_numpy(float)) / drafted)
     undrafted = straight((passes - drafted) / texts)
     steps, prefill, control = (
         straight(own[name] / texts) for name in ("control_nfe", "seconds_prefill", "control_seconds")

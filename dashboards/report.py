@@ -201,8 +201,12 @@ class _Group:
         here = self._here(self.samples)
         predicted = predictions(here)
         scored = any(row["accuracy"] is not None for row in self.rows)
+        spread = any(row["nfe_sd"] for row in self.rows if row["method"] != results.CONTROL)  # one of 0 has no bar
+        bars = f"; bars are {tables.deviation(self.rows)}" if spread else ""
         figures = [
-            Figure("Target passes", "NFE per sample; lower is better.", plots.nfe_by_budget(self.rows, self.palette)),
+            Figure(
+                "Target passes", f"NFE per sample; lower is better{bars}.", plots.nfe_by_budget(self.rows, self.palette)
+            ),
             Figure("Throughput", _said(predicted), plots.throughput_by_budget(self.rows, self.palette, predicted)),
             Figure(
                 "Speed", "What the saved passes bring; numbers are budgets.",
@@ -212,7 +216,7 @@ class _Group:
             Figure("Time", "Where decoding time goes.", plots.time_split(self.rows, self.palette)),
         ]  # fmt: skip
         if scored:
-            said = "Right answers, with their intervals; the band is the control's."
+            said = "Right answers, with their 95 % Wilson intervals over prompts; the band is the control's."
             figures.append(Figure("Accuracy", said, plots.accuracy(self.rows, self.palette)))
         for by, heading, said in _MOTIVATION:
             lines = self._here(self.accuracy)
@@ -241,10 +245,14 @@ def _said(predicted: dict[str, Prediction]) -> str:
     if not predicted:
         return "Against the control, paired."
     best = [f"{name} {budget} ({ratio:.2f}×)" for name, (budget, ratio) in ((n, p.best) for n, p in predicted.items())]
-    said = "Points: measured, paired, with their intervals. Lines: predicted for every budget; best (★): " + ", ".join(
-        best
+    said = (
+        "Points: measured, paired, with their intervals. Lines: predicted between the smallest and the largest decoded"
     )
+    said += f" budget; best of these (★, with its budget): {', '.join(best)}"
     pays = any(prediction.best[1] > 1 for prediction in predicted.values())
+    ends = [{line.budgets[0], line.budgets[-1]} - {1} for line in predicted.values()]  # no budget is below 1
+    at_an_end = any(line.best[0] in own for line, own in zip(predicted.values(), ends, strict=True))
     misses = [prediction.miss for prediction in predicted.values() if prediction.miss is not None]
-    said += "." if pays else "; no budget pays here."
-    return said + (f" A budget left out is predicted within {max(misses):.0%}." if misses else "")
+    said += "." if pays else "; none pays here."
+    said += " Where that is the smallest or the largest decoded, a better one may lie beyond." if at_an_end else ""
+    return said + (f" A decoded one between others, left out, is predicted within {max(misses):.0%}." if misses else "")

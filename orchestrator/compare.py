@@ -25,7 +25,7 @@ from orchestrator.grid import Cell
 from orchestrator.ledger import Sweep
 from orchestrator.published import MEASURES, SHARES, Figure
 from orchestrator.results import Part, Ratio, Terms
-from orchestrator.tables import Column, Entry, Line, Panel, Sheet
+from orchestrator.tables import Column, Entry, Line, Note, Panel, Sheet
 
 _MEET = ("model", "task", "drafter", "budget", "temperature")  # and the seed
 _SHOWN_CELLS = 6  # of one sweep alone
@@ -202,9 +202,11 @@ def sheet(found: Comparison) -> Sheet:
         Column("throughput ratio B/A", "thr.\nB/A"),
     )
     notes = (
-        "Over the n samples that both decoded. Passes A/B above 1: B needs fewer. W–T–L: prompts on which B needs",
-        "fewer, as many, more passes. Throughput ratios are each sweep's own, against the control decoded beside it.",
-        "In brackets: 95 % bootstrap intervals over prompts, the seeds of one together; bold where it holds no 1.",
+        Note("Over the n samples that both decoded. Passes A/B above 1: B needs fewer. Wins, ties, losses: prompts on"),
+        Note("which B needs fewer, as many, more passes. Throughput ratios are each sweep's own, against the control"),
+        Note("decoded beside it."),
+        Note("Ranges are 95 % bootstrap intervals over prompts, the seeds of one together.", "interval"),
+        Note("Bold: the 95 % interval of the ratio holds no 1.", "best"),
     )
     lines = tuple(Line(tuple(_meeting_entries(meeting))) for meeting in found.meetings)
     return Sheet((Panel("", columns, lines),), notes)
@@ -376,10 +378,17 @@ def published_sheet(found: Sequence[Beside]) -> Sheet:
     by_measure = sorted(found, key=lambda one: order.index((one.figure.measure, one.figure.baseline)))
     incomplete = any(one.n < one.planned for beside in found for one in beside.ours)
     sources = dict.fromkeys(one.figure.source for one in by_measure)
-    notes = ("Ranges of ours are over cells; in brackets, a cell's 95 % interval over prompts. Near: outside, but that "
-             "interval reaches it.", *(["n/N: of cells that are incomplete."] if incomplete else []),
-             *(f"{source.name}: {source.title}, {source.where}, {source.date}." for source in sources))  # fmt: skip
-    return Sheet((Panel("", columns, tuple(Line(tuple(_beside_entries(one))) for one in by_measure)),), notes)
+    shown = [_shown_ours(one, _form(one.figure.measure)) for one in found]
+    said = [
+        (any(len(one.ours) > 1 and one.figure.kind != "mean" for one in found), "Ranges of ours are over cells."),
+        (any("[" in ours for ours in shown), "In brackets: a cell's 95 % interval over prompts."),
+        (any("near" in one.verdicts for one in found), "Near: outside, but a cell's 95 % interval reaches it."),
+        (incomplete, "n/N: of cells that are incomplete."),
+    ]
+    notes = [sentence for there, sentence in said if there]
+    notes += [f"{source.name}: {source.title}, {source.where}, {source.date}." for source in sources]
+    panel = Panel("", columns, tuple(Line(tuple(_beside_entries(one))) for one in by_measure))
+    return Sheet((panel,), tuple(map(Note, notes)))
 
 
 def _beside_entries(one: Beside) -> Iterator[Entry]:

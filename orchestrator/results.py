@@ -8,11 +8,14 @@ without a drafted pass, a time ratio without an identical text) it is None, neve
 look like is orchestrator/tables.py's.
 
 A ratio is one of sums, over the samples that both sides have. Its interval is a 95 % bootstrap over prompts: rows are
-drawn with replacement, the seeds of a row together, so three seeds of one prompt do not count as three prompts.
+drawn with replacement, the seeds of a row together, so three seeds of one prompt do not count as three prompts. That
+of an accuracy is Wilson's, since a bootstrap of nothing but right answers knows of no wrong one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -44,7 +47,9 @@ _RESAMPLES = 1000
 MEASURES = ("nfe", "nfe_ratio", "throughput_ratio", "acceptance", "accepted_share", "accuracy", "identical",
             "tokens_per_second", "cache_passes", "oracle_share", *(f"time_{phase}" for phase in _PHASES))  # fmt: skip
 _COUNTS = ("n", "planned", "failed", "scored", "same", "numeric", "bug", "shared", "wins", "ties", "losses")
-RATIOS = ("nfe_ratio", "throughput_ratio", "accuracy")  # those with an interval
+PAIRED = ("nfe_ratio", "throughput_ratio")
+RATIOS = (*PAIRED, "accuracy")  # those with an interval
+_Z = 1.959963984540054  # of a normal distribution, 95 % lie within so many deviations
 RANKED = {"nfe": 1, "throughput_ratio": 2}  # the measures that methods compete in: the decimals they are printed with
 
 
@@ -187,10 +192,11 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
 
     Columns: cell, axes, label; n (decoded without error), planned, failed, scored, same (texts equal to the
     control's), numeric, bug, shared (timed on a GPU that others used, too), wins, ties and losses (prompts on which it
-    needs fewer, as many, more passes than its pair) (counts); MEASURES, of which RATIOS carry a bootstrap 95 % interval
-    over rows (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the position oracle saves
+    needs fewer, as many, more passes than its pair) (counts); MEASURES, of which RATIOS carry a 95 % interval over rows
+    (`_low`, `_high`), and oracle_share is the share that the cell recovers of what the position oracle saves
     at its budget, over their common rows, None where the sweep has no such cell; survival, the share of drafted passes
-    in which at least 1, 2, ... drafts were accepted; pair, what the first two ratios are against (`against`).
+    in which at least 1, 2, ... drafts were accepted; pair, what the first two ratios are against (`against`); prompts,
+    a digest of the planned rows.
     """
     parts, looked_at = by_cell(samples), samples["cell"].value_counts()
     there = {cell.key: parts.get(cell.key, nothing()) for cell in sweep.cells}
@@ -199,6 +205,7 @@ def summary(sweep: Sweep, samples: pd.DataFrame) -> pd.DataFrame:
     rows = [
         _summarise(cell, there[cell.key], len(sweep.rows[cell.key]), int(looked_at.get(cell.key, 0)))
         | {"oracle_share": _oracle_share(there[cell.key], oracles.get(_place(cell))), "pair": pair}
+        | {"prompts": hashlib.sha256(repr(sorted(sweep.rows[cell.key])).encode()).hexdigest()[:8]}
         for cell in sweep.cells
     ]
     return _none_for_nan(pd.DataFrame(rows))
@@ -263,7 +270,7 @@ def _summarise(cell: Cell, part: Part, planned: int, looked_at: int) -> dict[str
     }
     identity = {"cell": cell.key, **axes(cell), "label": cell.label}
     means = {name: _mean(part[name]) for name in ("nfe", "cache_passes", "identical")}
-    ratios = _with_intervals({name: ratio([terms(part, name)]) for name in RATIOS})
+    ratios = _with_intervals(_ratios([part]))
     return {**identity, **counts, **ratios, **means, **_acceptance(part), **_times(part)}
 
 
@@ -333,10 +340,7 @@ class Ratio(NamedTuple):
 
 
 def terms(part: Part, name: str) -> Terms:
-    """Those of one of RATIOS."""
-    if name == "accuracy":
-        scored = ~np.isnan(part["correct"])
-        return Terms(part["row"][scored], part["correct"][scored], np.ones(_count(scored)))
+    """Those of one of PAIRED."""
     above, below = (part["pair_nfe"], part["nfe"]) if name == "nfe_ratio" else (part["pair_seconds"], part["seconds"])
     counted = ~np.isnan(above + below) & ((name == "nfe_ratio") | (part["pair_same"] == 1))
     return Terms(part["row"], np.where(counted, above, 0.0), np.where(counted, below, 0.0))
@@ -381,6 +385,29 @@ def ratio(seeds: Sequence[Terms], base: Sequence[Terms] = ()) -> Ratio:
     return Ratio(value, float(low), float(high))
 
 
+def accuracy(seeds: Sequence[Part]) -> Ratio:
+    """The share of right texts of those that are scored, and its Wilson interval.
+
+    As if each prompt had one answer, right as often as it is over seeds: seeds of one prompt are not more prompts.
+    """
+    scored = [~np.isnan(part["correct"]) for part in seeds]
+    right = np.concatenate([np.empty(0), *(part["correct"][which] for part, which in zip(seeds, scored, strict=True))])
+    rows = {row for part, which in zip(seeds, scored, strict=True) for row in part["row"][which].tolist()}
+    if not rows:
+        return Ratio(None, None, None)
+    share, n = float(right.mean()), len(rows)
+    middle = share + _Z**2 / (2 * n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    low, high = ((middle + end) / (1 + _Z**2 / n) for end in (-half, half))
+    return Ratio(share, max(min(low, share), 0.0), min(max(high, share), 1.0))  # rounding leaves neither out
+
+
+def _ratios(seeds: Sequence[Part]) -> dict[str, Ratio]:
+    """RATIOS of a cell's seeds."""
+    paired = {name: ratio([terms(part, name) for part in seeds]) for name in PAIRED}
+    return {**paired, "accuracy": accuracy(seeds)}
+
+
 def ratio_interval(above: np.ndarray, below: np.ndarray) -> tuple[float | None, float | None]:
     """That interval of sum(above) / sum(below), of a number each a row."""
     return ratio([Terms(np.arange(len(above)), above, below)])[1:]
@@ -407,8 +434,10 @@ def over_seeds(table: pd.DataFrame, samples: pd.DataFrame | None = None) -> pd.D
     """`summary` with cells that differ by seed alone merged: mean of each measure, and `_sd` beside it.
 
     A seed weighs by its samples: an unfinished one is not worth a whole one, and n < planned says that it is there.
-    The deviation is the sample one (n - 1) and None where fewer than two seeds have the measure. Counts are summed.
-    `cells` are the keys of those merged, by seed. RATIOS of several seeds have an interval where `samples` are given.
+    The deviation is the sample one (n - 1) and None where fewer than two seeds have the measure, or one of them not all
+    of its samples. Counts are summed. `cells` are the keys of those merged, by seed; `own_prompts` is whether they plan
+    different rows, which their deviation is then also one over. RATIOS of several seeds have an interval where
+    `samples` are given.
 
     `nfe_rank` and `throughput_ratio_rank` are "best" for the best of a (model, task, temperature, budget) in which
     several methods are complete; "tied" for one that cannot be told from it: as printed, or (with `samples`) by the
@@ -429,16 +458,17 @@ def over_seeds(table: pd.DataFrame, samples: pd.DataFrame | None = None) -> pd.D
 def _merge(group: list[dict[str, Any]], parts: Mapping[str, Part]) -> dict[str, Any]:
     merged = group[0] | {name: sum(row[name] for row in group) for name in _COUNTS} | {"seeds": len(group)}
     merged["cells"] = {row["seed"]: row["cell"] for row in group}
+    merged["own_prompts"] = len({row["prompts"] for row in group}) > 1
     for name in MEASURES:
         known = [row for row in group if row[name] is not None]
-        weights = [row["scored" if name == "accuracy" else "n"] for row in known]
+        count = "scored" if name == "accuracy" else "n"
+        weights, whole = [row[count] for row in known], all(row[count] == row["planned"] for row in known)
         values = [row[name] for row in known]
         merged[name] = float(np.average(values, weights=weights)) if known else None
-        merged[f"{name}_sd"] = float(np.std(values, ddof=1)) if len(known) > 1 else None
+        merged[f"{name}_sd"] = float(np.std(values, ddof=1)) if len(known) > 1 and whole else None
     if len(group) > 1:
         there = [parts[cell] for cell in merged["cells"].values() if cell in parts]
-        for name in RATIOS:
-            found = ratio([terms(part, name) for part in there])
+        for name, found in _ratios(there).items():
             merged.update({f"{name}_low": found.low, f"{name}_high": found.high})
         merged.update(cell=None, seed=None)
     merged["survival"] = _mean_survival(group)
@@ -492,7 +522,7 @@ def tally(rows: pd.DataFrame) -> dict[str, dict[str, tuple[int, int, int]]]:
     complete = [row for row in rows.to_dict("records") if met(row) == row["n"] == row["planned"]]
     for method in dict.fromkeys(map(method_name, complete)):
         own = [row for row in complete if method_name(row) == method]
-        for name in RATIOS[:2]:
+        for name in PAIRED:
             signs = [_of_row(row, name).sign for row in own if row[name] is not None]
             found.setdefault(method, {})[name] = (signs.count(1), signs.count(0), signs.count(-1))
     return found

@@ -11,7 +11,7 @@ entries; a format writes any Sheet, but CSV, which has the numbers as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import pandas as pd
 from rich.cells import cell_len, set_cell_size
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.results import CONTROL, RANKED, is_oracle, met, method_name, tally
+from orchestrator.results import CONTROL, is_oracle, met, method_name, tally
 
 NOTHING = "–"
 LEAST_NAME = 8  # columns of a terminal that a name has at least
@@ -84,11 +84,23 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A sentence. One that is `of` a detail of entries, by its name, stands only where a rendering has that detail."""
+
+    text: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
 class Sheet:
-    """Tables of one layout, and what their marks mean, in sentences."""
+    """Tables of one layout, and what their marks mean."""
 
     panels: tuple[Panel, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
+
+    def said(self, details: Collection[str]) -> list[str]:
+        """The notes of a rendering that has these details."""
+        return [note.text for note in self.notes if not note.of or note.of in details]
 
 
 MainTable = Sheet  # what `main` gives: a panel a (model, temperature)
@@ -106,8 +118,8 @@ def main(rows: pd.DataFrame) -> MainTable:
     control, which has no budget, is shown at each.
     """
     records = rows.to_dict("records")
-    panels = [_main_panel(title, list(group)) for title, group in _by(records, _main_title)]
-    return Sheet(tuple(panels), (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records)))
+    panels = tuple(_main_panel(title, list(group)) for title, group in _by(records, _main_title))
+    return Sheet(panels, (_against(records, "Throughput ratios are"), *_tally(rows), *_notes(records, panels)))
 
 
 def _by(records: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]) -> Iterator[tuple[Any, list]]:
@@ -124,8 +136,7 @@ def _main_title(row: Mapping[str, Any]) -> str:
 
 
 def _main_panel(title: str, records: list[Mapping[str, Any]]) -> Panel:
-    budgets = {task: sorted({row["budget"] for row in group if row["method"] != CONTROL} or {0})
-               for task, group in _by(records, lambda row: row["task"])}  # fmt: skip
+    budgets = _budgets(records)
     fields = [(task, budget) for task in budgets for budget in budgets[task]]
     columns = [Column("method", words=True)]
     for task, budget in fields:
@@ -142,6 +153,12 @@ def _main_panel(title: str, records: list[Mapping[str, Any]]) -> Panel:
         lines.append(Line(tuple(entries), kind))
     order = ("control", "method", "oracle")
     return Panel(title, tuple(columns), tuple(sorted(lines, key=lambda line: order.index(line.kind))))
+
+
+def _budgets(records: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Those of each task's methods; 0 where there is but the control."""
+    return {task: sorted({row["budget"] for row in group if row["method"] != CONTROL} or {0})
+            for task, group in _by(records, lambda row: row["task"])}  # fmt: skip
 
 
 def _main_entries(row: Mapping[str, Any]) -> list[Entry]:
@@ -176,9 +193,12 @@ def long(rows: pd.DataFrame) -> Sheet:
     columns = _long_columns(records, pair)
     lines = [Line(tuple(_long_entry(row, name) for name in columns), _kind(row)) for row in records]
     against = () if pair == "control" else (_against(records, "Ratios are"), *_tally(rows))
+    wilson = "; of an accuracy, Wilson's" if any(row["accuracy"] is not None for row in records) else ""
+    ranges = Note(f"Ranges are 95 % intervals over prompts: of a ratio, a paired bootstrap{wilson}.", "interval")
     unscored = any(_of(row["scored"], row["n"]) for row in records)
-    scored = ("k/n by an accuracy: of the k of n texts that are scored.",) if unscored else ()
-    return Sheet((Panel("", tuple(columns.values()), tuple(lines)),), (*against, *_notes(records), *scored))
+    scored = (Note("k/n by an accuracy: of the k of n texts that are scored."),) if unscored else ()
+    panels = (Panel("", tuple(columns.values()), tuple(lines)),)
+    return Sheet(panels, (*against, *_notes(records, panels), ranges, *scored))
 
 
 def _long_columns(records: list[dict[str, Any]], pair: str) -> dict[str, Column]:
@@ -216,7 +236,7 @@ def _long_entry(row: Mapping[str, Any], name: str) -> Entry:
         case "done":
             return Entry(_done(row), partial=row["n"] < row["planned"])
         case "identical":
-            return _entry(row, name, note=_within_rounding(row), bug=bool(row["bug"]))
+            return _entry(row, name, note=_within_rounding(row), bug=bool(row["bug"]), marks=_BUG if row["bug"] else "")
         case "accuracy":
             found = _of(row["scored"], row["n"])
             return _entry(row, name, note=found, partial=bool(found))
@@ -253,16 +273,16 @@ def _done(row: Mapping[str, Any]) -> str:
     return f"{row['n']}/{row['planned']}" + (f" {row['failed']}✗" if row["failed"] else "")
 
 
-def _against(records: Sequence[Mapping[str, Any]], what: str) -> str:
+def _against(records: Sequence[Mapping[str, Any]], what: str) -> Note:
     pair = records[0]["pair"] if records else "control"
     if pair == "control":
-        return f"{what} against the draft-free control, decoded beside each sample."
+        return Note(f"{what} against the draft-free control, decoded beside each sample.")
     at = "" if pair.endswith(":control") else " at the same budget"
     none = "" if any(map(met, records)) else ": none"
-    return f"{what} against {pair}{at}, over the samples that both have{none}."
+    return Note(f"{what} against {pair}{at}, over the samples that both have{none}.")
 
 
-def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
+def _tally(rows: pd.DataFrame) -> tuple[Note, ...]:
     """Against another method than the control: the cells won, tied and lost."""
     pair = rows["pair"].iloc[0] if len(rows) else "control"
     if pair == "control":
@@ -273,24 +293,33 @@ def _tally(rows: pd.DataFrame) -> tuple[str, ...]:
             passes, speed = ("–".join(map(str, by[name])) for name in ("nfe_ratio", "throughput_ratio"))
             told.append(f"{method} {passes} by NFE, {speed} by throughput")
     how = "a tie is a paired ratio whose 95 % interval holds 1"
-    return (f"Complete cells won–tied–lost against {pair} ({how}): {'; '.join(told) or 'none'}.",)
+    return (Note(f"Complete cells won–tied–lost against {pair} ({how}): {'; '.join(told) or 'none'}."),)
 
 
-def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def deviation(records: Iterable[Mapping[str, Any]]) -> str:
+    """What the deviations of some lines of `results.over_seeds` are ones of."""
+    own = {bool(row["own_prompts"]) for row in records if row["nfe_sd"] is not None}
+    each = {frozenset([True]): ", each with its own prompts", frozenset([True, False]): ", in some lines each with its "
+            "own prompts"}  # fmt: skip
+    return "the deviation over seeds" + each.get(frozenset(own), "")
+
+
+def _notes(records: Sequence[Mapping[str, Any]], panels: Sequence[Panel]) -> tuple[Note, ...]:
     """What of the marks needs a word, given what is there."""
-    ranks = {row[f"{name}_rank"] for row in records for name in RANKED}
+    marks = {mark for panel in panels for line in panel.lines for entry in line.entries for mark in entry.marks}
+    tied = "≈ tied with the best at its budget: equal as printed, or the 95 % interval of their paired ratio holds 1."
+    failed = "; k✗: k samples failed" if any(row["failed"] for row in records) else ""
     said = [
-        ("best" in ranks, "Bold: the best at its budget."),
-        ("tied" in ranks, "≈ tied with it: equal as printed, or the 95 % interval of their paired ratio holds 1."),
-        (any(row["seeds"] > 1 for row in records), "± is the deviation over seeds."),
-        (any(row["n"] < row["planned"] for row in records), "n/N: incomplete, and not ranked; k✗: k samples failed."),
+        (_TIED in marks, tied),
+        (any(row["n"] < row["planned"] for row in records), f"n/N: incomplete, and not ranked{failed}."),
         (any(_of(met(row), row["n"]) for row in records), "k/n by a ratio: over the k of n samples that have a pair."),
         (any(row["numeric"] for row in records), "(k): k texts differ from the control within rounding."),
-        (any(row["bug"] for row in records), "Red, or !: a text differs from the control for no numeric reason."),
+        (_BUG in marks, "!: a text differs from the control for no numeric reason."),
         (any(is_oracle(row["method"]) for row in records), "† diagnostic: has seen the answer, untimed, not ranked."),
-        (any(row["shared"] for row in records), "‡ timed on a GPU that other workers used, too."),
+        (_SHARED in marks, "‡ timed on a GPU that other workers used, too."),
     ]
-    return tuple(sentence for there, sentence in said if there)
+    told = (Note(sentence) for there, sentence in said if there)
+    return Note("Bold: the best at its budget.", "best"), Note(f"± is {deviation(records)}.", "spread"), *told
 
 
 # ---- terminal
@@ -298,34 +327,84 @@ def _notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def terminal(sheet: Sheet, width: int) -> RenderableType:
     """For a terminal of `width` columns: wide tables are cut between columns and go on below, no number is cut."""
-    parts: list[RenderableType] = []
+    return _Terminal(sheet, width)
+
+
+@dataclass(frozen=True)
+class _Terminal:
+    """What prints itself: whether anything is bold is the console's to say."""
+
+    sheet: Sheet
+    width: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        details: set[str] = set()
+        for panel in self.sheet.panels:
+            if panel.title:
+                yield Text(panel.title, style="cyan")
+            if any(column.groups for column in panel.columns):
+                yield from _grids(panel, self.width)
+                room = [{"best", "spread"}] * len(panel.columns)
+            else:
+                kept = [index for index, column in enumerate(panel.columns) if not column.section]
+                detail = _detail(panel, kept, self.width)
+                yield from _listing(panel, kept, detail, self.width)
+                room = [_room(column, detail) for column in panel.columns]
+            details |= _details(panel, room)
+        if console.color_system is None:  # a file, or a pipe
+            details -= {"best"}
+        if said := self.sheet.said(details):
+            yield Text(" ".join(said), style="dim italic")
+
+
+def _room(column: Column, detail: int) -> set[str]:
+    """The details that `_in_terminal` has of an entry in `column`."""
+    left = detail - column.minor
+    return {"best"} | ({"spread"} if left > 0 else set()) | ({"interval"} if left > 2 else set())
+
+
+def _details(panel: Panel, room: Sequence[set[str]]) -> set[str]:
+    """The details of the entries that a rendering has which has `room` for these in each column."""
+    columns = zip(*(line.entries for line in panel.lines), strict=True)
+    return {name for entries, names in zip(columns, room, strict=False) for name in names
+            if any(getattr(entry, name) for entry in entries)}  # fmt: skip
+
+
+def _in_a_file(sheet: Sheet) -> list[str]:
+    """The notes of Markdown, LaTeX and HTML, which have every detail but intervals below groups."""
+    details: set[str] = set()
     for panel in sheet.panels:
-        if panel.title:
-            parts.append(Text(panel.title, style="cyan"))
-        parts += (
-            _grids(panel, width) if any(column.groups for column in panel.columns) else list(_listing(panel, width))
-        )
-    return Group(*parts, *([Text(" ".join(sheet.notes), style="dim italic")] if sheet.notes else []))
+        details |= _details(panel, [{"best", "spread"} | (set() if column.groups else {"interval"})
+                                    for column in panel.columns])  # fmt: skip
+    return sheet.said(details)
 
 
 def _style(entry: Entry) -> str:
     return "bold" if entry.best else "red" if entry.bug else "yellow" if entry.partial else ""
 
 
-def _listing(panel: Panel, width: int) -> Iterator[RenderableType]:
-    """With as much detail as there is room for: intervals go first, then minor deviations, then the others, and at last
-    names are folded. Section columns become title lines."""
-    kept = [index for index, column in enumerate(panel.columns) if not column.section]
-    headings = [panel.columns[index].narrow or panel.columns[index].heading for index in kept]
-    for detail in (3, 2, 1, 0):
-        cells = _listed(panel, kept, detail)
-        widths = [max(map(cell_len, [*heading.split("\n"), *(line[place].plain for line in cells)]))
-                  for place, heading in enumerate(headings)]  # fmt: skip
-        if sum(widths) + len(widths) <= width:
-            break
+def _detail(panel: Panel, kept: Sequence[int], width: int) -> int:
+    """How much there is room for in the columns `kept`: intervals (3), minor deviations (2), the others (1)."""
+    fits = (sum(widths) + len(widths) <= width for widths in (_widths(panel, kept, detail) for detail in (3, 2, 1)))
+    return next((detail for detail, there in zip((3, 2, 1), fits, strict=True) if there), 0)
+
+
+def _widths(panel: Panel, kept: Sequence[int], detail: int) -> list[int]:
+    """Of the columns `kept`, under their narrow headings."""
+    cells = _listed(panel, kept, detail)
+    headings = ((panel.columns[index].narrow or panel.columns[index].heading).split("\n") for index in kept)
+    return [max(map(cell_len, [*heading, *(line[place].plain for line in cells)]))
+            for place, heading in enumerate(headings)]  # fmt: skip
+
+
+def _listing(panel: Panel, kept: Sequence[int], detail: int, width: int) -> Iterator[RenderableType]:
+    """The columns `kept`. Names are folded where there is no room; headings are narrow where the whole ones do not fit.
+    Section columns become title lines."""
+    cells, widths = _listed(panel, kept, detail), _widths(panel, kept, detail)
     names = [place for place, index in enumerate(kept) if panel.columns[index].words]
     while sum(widths) + len(widths) > width and (widths[widest := max(names, key=widths.__getitem__)]) > LEAST_NAME:
         widths[widest] -= 1
+    headings = _headings([panel.columns[index] for index in kept], widths, width - sum(widths) - len(widths))
 
     def table(lines: Sequence[list[Text]], header: bool) -> Table:
         shown = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=header)
@@ -345,6 +424,22 @@ def _listing(panel: Panel, width: int) -> Iterator[RenderableType]:
     for title, group in groupby(zip(titles, cells, strict=True), lambda entry: entry[0]):
         yield Text(title, style="cyan")
         yield table([line for _, line in group], header=False)
+
+
+def _headings(columns: Sequence[Column], widths: list[int], room: int) -> list[str]:
+    """Whole headings where they fit, over several lines at least; `widths` grow by what these take of `room`."""
+    for needed in (_longest_word, cell_len):  # every heading's words first, then lines
+        for place, column in enumerate(columns):
+            more = needed(column.heading) - widths[place]
+            if 0 < more <= room:
+                widths[place] += more
+                room -= more
+    return [column.heading if _longest_word(column.heading) <= there else column.narrow or column.heading
+            for column, there in zip(columns, widths, strict=True)]  # fmt: skip
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)
 
 
 def _listed(panel: Panel, kept: Sequence[int], detail: int) -> list[list[Text]]:
@@ -370,12 +465,27 @@ def _in_terminal(entry: Entry, detail: int, marks: int) -> str:
 
 
 def _grids(panel: Panel, width: int) -> list[RenderableType]:
-    """The panel under its groups' headings, cut where `width` ends; what is noted of a number stands below it."""
+    """The panel under its groups' headings, cut where `width` ends; what is noted of a number stands below it.
+
+    Headings are narrow where whole ones would cut it more often.
+    """
     columns = [[line.entries[index] for line in panel.lines] for index in range(len(panel.columns))]
     cells = [_stacked(column) for column in columns]
-    needed = [max(cell_len(part) for stack in [[column.narrow or column.heading], *stacks] for part in stack)
-              for column, stacks in zip(panel.columns, cells, strict=True)]  # fmt: skip
-    gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(needed))]
+    gaps = [1 if i and panel.columns[i].groups == panel.columns[i - 1].groups else 2 for i in range(len(cells))]
+    whole = [column.heading for column in panel.columns]
+    narrow = [column.narrow or column.heading for column in panel.columns]
+    headings, (needed, pieces) = whole, _cut(panel, cells, gaps, whole, width)
+    if len(pieces) > len(_cut(panel, cells, gaps, narrow, width)[1]):
+        headings, (needed, pieces) = narrow, _cut(panel, cells, gaps, narrow, width)
+    return [Text("\n").join(_grid(panel, cells, piece, needed, gaps, headings)) for piece in pieces]
+
+
+def _cut(
+    panel: Panel, cells: list[list[list[str]]], gaps: list[int], headings: list[str], width: int
+) -> tuple[list[int], list[list[int]]]:
+    """How wide each column is under `headings`, and which columns stand beside each other in `width`."""
+    needed = [max(cell_len(part) for stack in [[heading], *stacks] for part in stack)
+              for heading, stacks in zip(headings, cells, strict=True)]  # fmt: skip
     for names, start, size in _groups(panel.columns):  # no heading is wider than what it stands over
         heading = max((len(name) + 4 for name in names), default=0)
         needed[start] += max(0, heading + gaps[start] - sum(needed[i] + gaps[i] for i in range(start, start + size)))
@@ -389,7 +499,7 @@ def _grids(panel: Panel, width: int) -> list[RenderableType]:
             room = width - needed[0]
         pieces[-1] += indices
         room -= takes
-    return [Text("\n").join(_grid(panel, cells, piece, needed, gaps)) for piece in pieces]
+    return needed, pieces
 
 
 def _stacked(column: Sequence[Entry]) -> list[list[str]]:
@@ -401,7 +511,12 @@ def _stacked(column: Sequence[Entry]) -> list[list[str]]:
 
 
 def _grid(
-    panel: Panel, cells: list[list[list[str]]], piece: list[int], needed: list[int], gaps: list[int]
+    panel: Panel,
+    cells: list[list[list[str]]],
+    piece: list[int],
+    needed: list[int],
+    gaps: list[int],
+    headings: list[str],
 ) -> Iterator[Text]:
     for depth in range(len(panel.columns[piece[0]].groups)):
         heading = " " * needed[0]
@@ -410,7 +525,7 @@ def _grid(
             gap = gaps[piece[start]]
             heading += " " * gap + f" {name} ".center(width - gap, "─")
         yield Text(heading, style="dim")
-    names = [panel.columns[index].narrow or panel.columns[index].heading for index in piece]
+    names = [headings[index] for index in piece]
     first = panel.columns[0].heading.ljust(needed[0])
     heads = (" " * gaps[index] + name.rjust(needed[index]) for index, name in zip(piece, names, strict=True))
     yield Text(first + "".join(heads), "dim")
@@ -436,24 +551,27 @@ def to_csv(table: pd.DataFrame) -> str:
 def main_csv(rows: pd.DataFrame) -> str:
     """The numbers of `main` in full precision: a line a (model, temperature, method), columns by task and budget.
 
-    Columns are `TASK/BUDGET/NAME`, budget 0 for the control's; NAME is nfe, throughput_ratio, either with `_sd`, n or
-    planned.
+    Columns are `TASK/BUDGET/NAME`; NAME is nfe, throughput_ratio, either with `_sd`, n or planned. The control, which
+    has no budget, is at each of its task's, as in `main`.
     """
     names = ["nfe", "nfe_sd", "throughput_ratio", "throughput_ratio_sd", "n", "planned"]
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows.to_dict("records"):
+    records = rows.to_dict("records")
+    budgets = _budgets(records)
+    for row in records:
         key = {name: row[name] for name in ("model", "temperature", "gen_length", "stop")} | {
             "method": method_name(row)
         }
         line = lines.setdefault(tuple(key.values()), key | {"pair": row["pair"]})
-        line.update({f"{row['task']}/{row['budget']}/{name}": row[name] for name in names})
+        for budget in budgets[row["task"]] if row["method"] == CONTROL else [row["budget"]]:
+            line.update({f"{row['task']}/{budget}/{name}": row[name] for name in names})
     return to_csv(pd.DataFrame(list(lines.values()), dtype=object))  # or a count beside a missing one is a float
 
 
 def to_markdown(sheet: Sheet) -> str:
     """Markdown tables; the best in bold, headings of groups joined to those of their columns."""
     return "\n".join(
-        [*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(_markdown(" ".join(sheet.notes)))]
+        [*(_markdown_panel(panel) for panel in sheet.panels), *_paragraph(_markdown(" ".join(_in_a_file(sheet))))]
     )
 
 
@@ -505,7 +623,7 @@ def to_latex(sheet: Sheet) -> str:
     and notes are comments: what they say belongs in a caption.
     """
     panels = "\n\n".join("\n".join(_latex_panel(panel)) for panel in sheet.panels)
-    return "\n".join([panels, *(f"% {note}" for note in sheet.notes)]) + "\n"
+    return "\n".join([panels, *(f"% {note}" for note in _in_a_file(sheet))]) + "\n"
 
 
 def _latex_panel(panel: Panel) -> Iterator[str]:
@@ -584,7 +702,8 @@ HTML_STYLE = """
 
 def to_html(sheet: Sheet) -> str:
     """`<table class="sheet">` a panel and a paragraph of notes, all escaped: a fragment, for a page with HTML_STYLE."""
-    notes = f'<p class="sheet-notes">{escape(" ".join(sheet.notes))}</p>\n' if sheet.notes else ""
+    said = _in_a_file(sheet)
+    notes = f'<p class="sheet-notes">{escape(" ".join(said))}</p>\n' if said else ""
     return "".join("".join(_html_panel(panel)) for panel in sheet.panels) + notes
 
 

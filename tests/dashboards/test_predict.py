@@ -40,11 +40,22 @@ def predicted(budgets, drafter="spot", **changes):
     return predictions(results.frame(made, records, ()))
 
 
-def test_a_law_is_found_again_at_every_budget_up_to_the_largest():
+def test_a_law_is_found_again_at_every_budget_between_the_smallest_and_the_largest():
     found = predicted([1, 4, 20])["spot"]
     assert found.budgets == tuple(range(1, 21))
     assert found.ratios == pytest.approx([ratio(n) for n in found.budgets])
     assert found.miss == pytest.approx(0, abs=1e-9)
+
+
+def test_nothing_is_predicted_below_the_smallest_decoded_budget_whose_costs_are_not_those_of_fewer_drafts():
+    drafting = {n: {"prefill": 0.0, "target": 1.0, "draft": n * 1.0, "rest": 0.0} for n in (8, 20)}
+    made = sweep(FakeCell("c"), FakeCell("s8", "spot", 8), FakeCell("s20", "spot", 20), rows=1)
+    records = [control("c", "r0", STEPS)]
+    records += [decode(f"s{n}", "r0", 20, STEPS, drafted=16 * n, drafted_passes=16, accepted=40, seconds=spent)
+                for n, spent in drafting.items()]  # fmt: skip
+    found = predictions(results.frame(made, records, ()))["spot"]
+    assert found.budgets == tuple(range(8, 21))
+    assert (found.ratios[0], found.ratios[-1]) == pytest.approx((2 / 9, 2 / 21))  # as measured
 
 
 def test_the_best_budget_may_be_one_that_was_not_decoded():

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dashboards import plots, report
+from dashboards.predict import Prediction
 from orchestrator import results
 from orchestrator.ledger import write_sweep
 from tests.fake_sweep import append, control, decode, on_disk, real_cell, score
@@ -288,6 +289,18 @@ def test_an_oracle_is_marked_in_every_figure_and_is_in_none_of_times(tmp_path):
         assert told == [] if timed else all("oracle-both †" in text for text in told) and told
 
 
+def test_a_star_has_its_budget_beside_it_and_the_words_say_what_is_predicted(tmp_path):
+    rows = rows_of(tmp_path)
+    predicted = {"spot": Prediction(tuple(range(4, 9)), (1.0, 1.2, 1.5, 1.2, 1.0), None)}
+    told = [texts_of(plots.throughput_by_budget(rows, plots.colours(rows), some)) for some in (predicted, {})]
+    assert [texts.count("6") for texts in told] == [1, 0] and "1" not in told[0]  # the axis begins where lines do
+    said = report._said(predicted)
+    assert "between the smallest and the largest decoded budget" in said and "spot 6 (1.50×)" in said
+    assert "may lie beyond" not in said
+    assert "may lie beyond" in report._said({"spot": Prediction((4, 5, 6), (1.5, 1.2, 1.1), None)})
+    assert "may lie beyond" not in report._said({"spot": Prediction((1, 2, 3), (1.5, 1.2, 1.1), None)})
+
+
 @pytest.mark.parametrize("draw", FIGURES)
 def test_points_of_incomplete_cells_are_hollow_or_say_how_many(tmp_path, draw):
     sweep, samples = results.load(on_disk(tmp_path, *CELLS, records=records(), rows=2).folder)
@@ -316,6 +329,28 @@ def test_many_methods_have_colours_of_their_own_and_a_legend_below(tmp_path, dra
     assert float(few[2]) + 70 < float(many[2]) and few[1] == many[1]
     lowest = max(float(y) for y in re.findall(r'<text [^>]*y="([\d.]+)"', draw(rows, palette)))
     assert lowest < float(many[2])
+
+
+def test_shares_are_drawn_on_an_axis_from_0_to_100_per_cent_at_most(tmp_path):
+    row = next(row for row in rows_of(tmp_path) if row["drafter"] == "spot")
+    for shares in ([1.0, 0.8, 1.0], [0.0, 0.0, 0.2]):
+        assert 0 <= plots._around(shares)[0] < plots._around(shares)[1] <= 1
+        ends = dict(zip(("accuracy", "accuracy_low", "accuracy_high"), shares, strict=True))
+        told = [float(text[:-1]) for text in texts_of(plots.accuracy([row | ends], {"spot": "#000000"})) if "%" in text]
+        assert told and min(told) >= 0 and max(told) <= 100
+
+
+def test_bars_over_seeds_are_explained_and_so_are_seeds_with_prompts_of_their_own(tmp_path):
+    cells = [replace(cell, seed=seed) for seed in (0, 1) for cell in (CONTROL, SPOT)]
+    made = [control(cell.key, "r0", 60) if cell.is_control else decode(cell.key, "r0", 20 + cell.seed, 60)
+            for cell in cells]  # fmt: skip
+    assert "bars are the deviation over seeds." in page(tmp_path / "same", cells=cells, made=made, rows=1)
+    own = on_disk(tmp_path, *cells, rows=1)
+    write_sweep(replace(own, rows={cell.key: (f"r{cell.seed}",) for cell in cells}))
+    append(own, [record | {"row": f"r{cell.seed}"} for cell, record in zip(cells, made, strict=True)])
+    text = report.write_report(own.folder).read_text(encoding="utf-8")
+    assert "bars are the deviation over seeds, each with its own prompts." in text
+    assert text.count("± is the deviation over seeds, each with its own prompts.") == 2  # under both tables
 
 
 def test_budgets_on_the_axis_do_not_run_into_each_other(tmp_path):

@@ -1,13 +1,16 @@
 """Two sweeps on what both have, and a sweep beside published figures."""
 
+import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 import launch
-from orchestrator import compare, published, results
+from orchestrator import compare, published, results, tables
 from orchestrator.errors import UserError
 from tests.fake_sweep import control, decode, on_disk, real_cell, score
 from tests.orchestrator.fakes import Fakes
@@ -121,10 +124,27 @@ def test_compare_prints_the_table_or_answers_in_json(tmp_path, capsys, monkeypat
     assert launch.main(["compare", first, second]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines()[:8])) <= 80
-    assert "20.0 16.0   1.25 4–0–0" in printed and f"A: {first}\nB: {second}\n" in printed
+    assert "20.0 16.0 1.25 4–0–0" in " ".join(printed.split()) and f"A: {first}\nB: {second}\n" in printed
     assert launch.main(["compare", first, second, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cells"][1]["passes"]["value"] == 1.25 and found["wins_ties_losses"] == [1, 1, 0]
+
+
+def test_what_a_note_explains_is_printed(tmp_path, capsys, monkeypatch):
+    folders = [
+        str(stored(tmp_path / name, made=records(saved=saved))[0].folder) for name, saved in (("a", 0), ("b", 4))
+    ]
+    for width, there in ((80, False), (200, True)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert launch.main(["compare", *folders]) == 0
+        printed = capsys.readouterr().out
+        assert ("Ranges are 95 % bootstrap intervals" in printed, "[1.25–1.25]" in printed) == (there, there)
+        assert "Bold" not in printed  # nothing is, but in a terminal
+    first, second = (results.load(Path(folder)) for folder in folders)
+    sheet = compare.sheet(compare.of_sweeps(first, second))
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(tables.terminal(sheet, 80))
+    assert "Bold: the 95" in console.file.getvalue()
 
 
 def test_a_sweep_on_s3_meets_one_in_a_folder_by_name(s3, tmp_path, monkeypatch, capsys):
@@ -243,6 +263,12 @@ def test_a_value_near_ours_is_one_that_our_interval_reaches(tmp_path):
     figures = [replace(figure, conditions={"drafters": ("spot",)}) for figure in published.read(near)]
     found, _ = compare.of_published(stored(tmp_path, cells, 9, made), figures)
     assert [one.verdicts for one in found] == [("near",), ("below",)]
+    for some, there in ((found, True), (found[1:], False)):
+        said = [note.text for note in compare.published_sheet(some).notes]
+        assert any(note.startswith("Near: ") for note in said) == there
+        assert "In brackets: a cell's 95 % interval over prompts." in said and not any(
+            "Ranges" in note for note in said
+        )
 
 
 def test_a_sweep_of_which_nothing_is_published_is_told_so(tmp_path, capsys):

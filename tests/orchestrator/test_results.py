@@ -169,16 +169,36 @@ def test_a_ratio_of_ratios_draws_the_same_rows_on_both_sides():
     assert results.ratio([fast], [slow]) == pytest.approx((2.0, 2.0, 2.0))
 
 
+def scored(count, right, seeds=1):
+    """So many prompts, each decoded with every seed, of which the first are right."""
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in range(seeds)]
+    records = [decode(cell.key, f"r{i}", 20, 60) for cell in cells for i in range(count)]
+    row = both(sweep(*cells, rows=count), records, [score(f"r{i}", i < right) for i in range(count)]).iloc[0]
+    return row["accuracy"], row["accuracy_low"], row["accuracy_high"]
+
+
+def test_an_accuracy_has_wilsons_interval_which_is_never_empty():
+    assert scored(16, 16) == pytest.approx((1.0, 0.8064, 1.0), abs=1e-4)
+    assert scored(16, 0) == pytest.approx((0.0, 0.0, 0.1936), abs=1e-4)
+    assert scored(10, 8) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert max(scored(16, 16)) <= 1 and min(scored(16, 0)) >= 0
+
+
+def test_of_an_accuracy_too_seeds_of_one_prompt_do_not_count_as_prompts():
+    assert scored(10, 8, seeds=3) == pytest.approx(scored(10, 8))
+
+
 def seeds(*nfes):
     cells = [FakeCell(f"s{seed}", "spot", 4, temperature=1.0, seed=seed) for seed in range(len(nfes))]
-    return summarised(sweep(*cells), [decode(f"s{seed}", "r0", nfe, 60) for seed, nfe in enumerate(nfes)])
+    records = [decode(f"s{seed}", "r0", nfe, 60) for seed, nfe in enumerate(nfes)]
+    return summarised(sweep(*cells, rows=1), records)
 
 
 def test_seeds_merge_to_mean_and_sample_deviation():
     merged = results.over_seeds(seeds(10, 20, 30))
     assert len(merged) == 1
     row = merged.iloc[0]
-    assert (row["seeds"], row["nfe"], row["nfe_sd"], row["n"], row["planned"]) == (3, 20.0, 10.0, 3, 6)
+    assert (row["seeds"], row["nfe"], row["nfe_sd"], row["n"], row["planned"]) == (3, 20.0, 10.0, 3, 3)
     assert row["nfe_ratio"] == pytest.approx((6 + 3 + 2) / 3)
 
 
@@ -191,6 +211,24 @@ def test_an_unfinished_seed_weighs_by_its_samples():
     records = [decode("s0", f"r{i}", 20, 60) for i in range(3)] + [decode("s1", "r0", 60, 60)]
     merged = results.over_seeds(summarised(sweep(*cells, rows=3), records)).iloc[0]
     assert (merged["nfe"], merged["n"], merged["planned"]) == (30.0, 4, 6)
+    assert merged["nfe_sd"] is None  # of three samples and of one, it would be mostly one over prompts
+
+
+def test_an_accuracy_has_a_deviation_once_every_text_is_scored():
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in (0, 1)]
+    records = [decode(f"s{seed}", row, 20, 60, text_sha=f"{seed}{row}") for seed in (0, 1) for row in ("r0", "r1")]
+    scores = [score(row, not seed, text_sha=f"{seed}{row}") for seed in (0, 1) for row in ("r0", "r1")]
+    assert both(sweep(*cells), records, scores).iloc[0]["accuracy_sd"] == pytest.approx(0.5**0.5)
+    assert both(sweep(*cells), records, scores[:3]).iloc[0]["accuracy_sd"] is None
+
+
+def test_seeds_that_plan_other_rows_are_told_from_seeds_of_the_same():
+    cells = [FakeCell(f"s{seed}", "spot", 4, seed=seed) for seed in (0, 1)]
+    same, other = sweep(*cells), sweep(*cells)
+    other.rows["s1"] = ("r0", "r2")
+    records = [decode("s0", "r0", 20, 60), decode("s1", "r0", 20, 60)]  # what is decoded does not tell
+    assert [both(plan, records).iloc[0]["own_prompts"] for plan in (same, other)] == [False, True]
+    assert not both(sweep(cells[0]), records[:1]).iloc[0]["own_prompts"]
 
 
 def test_depths_weigh_by_samples_too_so_that_they_add_up_to_the_acceptance():

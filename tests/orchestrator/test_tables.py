@@ -66,6 +66,10 @@ def printed(sheet, width):
     return console.file.getvalue()
 
 
+def notes(sheet):
+    return [note.text for note in sheet.notes]
+
+
 def entry(sheet, method, column, panel=0):
     shown = sheet.panels[panel]
     index = [" ".join((*c.groups, c.heading)) for c in shown.columns].index(column)
@@ -104,13 +108,13 @@ def test_the_best_is_bold_and_an_oracle_never_is():
     best = {(line.entries[0].text, i) for line in sheet.panels[0].lines for i, e in enumerate(line.entries) if e.best}
     assert {name for name, _ in best} == {"spot"} and {i for _, i in best if i % 2} == {1, 3, 5, 7}
     assert entry(sheet, "oracle-positions †", "gsm8k budget 8 thr. ratio").text == "–"
-    assert any(note.startswith("† diagnostic") for note in sheet.notes)
+    assert any(note.startswith("† diagnostic") for note in notes(sheet))
 
 
 def test_times_that_are_the_same_are_tied():
     sheet = tables.main(paper_rows())  # every method takes a second
     assert entry(sheet, "ssd", "gsm8k budget 8 thr. ratio").marks == "≈"
-    assert any(note.startswith("≈ tied") for note in sheet.notes)
+    assert any(note.startswith("≈ tied with the best") for note in notes(sheet))
 
 
 def test_an_incomplete_cell_shows_its_samples_and_failures_and_is_neither_best_nor_tied():
@@ -126,7 +130,7 @@ def test_an_incomplete_cell_shows_its_samples_and_failures_and_is_neither_best_n
     for text in (printed(sheet, 80), tables.to_markdown(sheet), tables.to_html(sheet)):
         assert "10/12 1✗" in text
     assert "10/12 1 failed" in tables.to_latex(sheet)
-    assert "n/N: incomplete, and not ranked; k✗: k samples failed." in sheet.notes
+    assert "n/N: incomplete, and not ranked; k✗: k samples failed." in notes(sheet)
 
 
 def test_a_cell_without_a_sample_is_zero_of_n_and_one_that_no_grid_has_is_empty():
@@ -151,7 +155,7 @@ def test_a_text_that_differs_for_no_reason_and_a_shared_gpu_are_marked():
     sheet = tables.main(merged(plan, records, scores))
     assert entry(sheet, "spot", "arith budget 4 NFE").marks == "!"
     assert entry(sheet, "spot", "arith budget 4 thr. ratio").marks == "‡"
-    assert [note[:2] for note in sheet.notes[1:]] == ["Re", "‡ "]
+    assert [note[:2] for note in sheet.said([])[1:]] == ["!:", "‡ "]
 
 
 def test_against_another_baseline_the_notes_count_the_cells_won_tied_and_lost():
@@ -159,8 +163,8 @@ def test_against_another_baseline_the_notes_count_the_cells_won_tied_and_lost():
     samples = results.frame(plan, records, ())
     samples = results.against(samples, "ssd", samples)
     sheet = tables.main(results.over_seeds(results.summary(plan, samples), samples))
-    assert sheet.notes[0] == "Throughput ratios are against ssd at the same budget, over the samples that both have."
-    assert "spot 4–0–0 by NFE, 0–4–0 by throughput; oracle-positions † 4–0–0 by NFE" in sheet.notes[1]
+    assert notes(sheet)[0] == "Throughput ratios are against ssd at the same budget, over the samples that both have."
+    assert "spot 4–0–0 by NFE, 0–4–0 by throughput; oracle-positions † 4–0–0 by NFE" in notes(sheet)[1]
 
 
 def test_against_another_sweeps_control_it_is_named_and_the_own_control_has_an_interval_too():
@@ -169,9 +173,8 @@ def test_against_another_sweeps_control_it_is_named_and_the_own_control_has_an_i
     samples = results.against(samples, "control", samples.assign(nfe=samples["nfe"] + 9), "single:control")
     rows = results.over_seeds(results.summary(plan, samples), samples)
     told = "against single:control, over the samples that both have."
-    assert (
-        tables.main(rows).notes[0] == f"Throughput ratios are {told}"
-        and f"Ratios are {told}" in tables.long(rows).notes
+    assert notes(tables.main(rows))[0] == f"Throughput ratios are {told}" and f"Ratios are {told}" in notes(
+        tables.long(rows)
     )
     own = entry(tables.long(rows), "control", "NFE ratio vs single:control")
     assert (own.text, own.interval) == ("1.15", "1.15–1.15")
@@ -183,7 +186,7 @@ def test_a_baseline_that_no_sample_meets_is_told():
     samples = results.against(samples, "ssd", samples.assign(gen_length=128), "long:ssd")
     rows = results.over_seeds(results.summary(plan, samples), samples)
     told = "against long:ssd at the same budget, over the samples that both have: none."
-    assert tables.main(rows).notes[0] == f"Throughput ratios are {told}"
+    assert notes(tables.main(rows))[0] == f"Throughput ratios are {told}"
 
 
 def test_a_ratio_over_fewer_samples_than_were_decoded_says_so():
@@ -196,14 +199,14 @@ def test_a_ratio_over_fewer_samples_than_were_decoded_says_so():
     assert entry(long, "spot", "NFE ratio vs ssd") == tables.Entry(
         "1.57", interval=entry(long, "spot", "NFE ratio vs ssd").interval, best=True, note="3/4", partial=True
     )
-    assert "k/n by a ratio: over the k of n samples that have a pair." in long.notes
+    assert "k/n by a ratio: over the k of n samples that have a pair." in notes(long)
 
 
 def test_texts_within_rounding_are_marked_at_the_ratio_that_leaves_them_out():
     plan, records, scores = two_rows(identical=False, difference="numeric")
     sheet = tables.main(merged(plan, records, scores))
     assert entry(sheet, "spot", "arith budget 4 thr. ratio").note == "(1)"
-    assert "(k): k texts differ from the control within rounding." in sheet.notes
+    assert "(k): k texts differ from the control within rounding." in notes(sheet)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -220,7 +223,7 @@ def test_headings_stand_over_their_columns_even_where_the_numbers_are_narrow():
     records = [decode("s", "r0", 2, 4), decode("s", "r1", 2, 4), control("c", "r0", 4), control("c", "r1", 4)]
     _, task, budgets, names, first, *_ = printed(tables.main(merged(plan, records)), 80).splitlines()
     ends = [match.end() for match in re.finditer(r"─+ budget \d+ ─+", budgets)]
-    assert ends == [match.end() for match in re.finditer("thr.", names)] and len(task.rstrip()) == ends[-1]
+    assert ends == [match.end() for match in re.finditer("thr. ratio", names)] and len(task.rstrip()) == ends[-1]
     assert first[ends[0] - 4 : ends[0]] == "1.00"
 
 
@@ -282,8 +285,8 @@ def test_an_accuracy_of_some_of_the_texts_says_of_how_many():
     plan, records, scores = two_rows()
     sheet = tables.long(merged(plan, records, scores[:1]))
     assert entry(sheet, "spot", "accuracy").note == "1/2" and entry(sheet, "spot", "accuracy").partial
-    assert sheet.notes[-1] == "k/n by an accuracy: of the k of n texts that are scored."
-    assert not any("accuracy" in note for note in tables.long(merged(plan, records, scores)).notes)
+    assert notes(sheet)[-1] == "k/n by an accuracy: of the k of n texts that are scored."
+    assert not any("by an accuracy" in note for note in notes(tables.long(merged(plan, records, scores))))
 
 
 def test_models_and_tasks_and_the_oracle_share_are_columns_only_where_they_tell_something():
@@ -298,6 +301,95 @@ def test_models_and_tasks_and_the_oracle_share_are_columns_only_where_they_tell_
     assert "100%" in printed(tables.long(with_oracle), 80)
 
 
+def test_headings_are_whole_where_they_fit_and_narrow_only_where_they_do_not():
+    rows = merged(*two_rows())
+    wide, narrow = printed(tables.long(rows), 110), printed(tables.long(rows), 50)
+    for word in ("budget", "throughput ratio", "acceptance", "accuracy", "identical"):
+        assert word in wide.splitlines()[0]
+    assert "accept-" in narrow and max(map(len, narrow.splitlines())) <= 50 + 10  # numbers are never broken
+    assert re.search("throughput.*\n.* ratio .*acceptance", printed(tables.long(rows), 80))  # over lines by words
+
+
+def test_a_papers_headings_are_whole_unless_that_would_cut_the_table():
+    sheet = tables.main(merged(*paper(seeds=(0,))))
+    lines = {width: printed(sheet, width).splitlines() for width in range(60, 120)}
+    cut = {width: sum(line.startswith("control") for line in found) for width, found in lines.items()}
+    whole = {width for width, found in lines.items() if "thr. ratio" in "".join(found)}
+    assert 119 in whole and all(max(map(len, found)) <= width for width, found in lines.items())
+    assert min(width for width in cut if cut[width] == 1) not in whole  # one piece, as its headings are narrow
+
+
+# ---- what notes explain is there
+
+
+def coloured(sheet, width):
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(tables.terminal(sheet, width))
+    return " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("layout", [tables.main, tables.long])
+def test_a_note_of_bold_stands_where_something_is_bold(layout, width):
+    sheet = layout(paper_rows())
+    assert "Bold: the best" in coloured(sheet, width) and "Bold" not in printed(sheet, width)
+    alone = layout(merged(*two_rows()))  # with no rival
+    assert "Bold" not in coloured(alone, width)
+    for form in tables.FORMATS.values():
+        assert "Bold: the best" in form(sheet) and "Bold" not in form(alone)
+
+
+def test_notes_of_deviations_and_ranges_stand_where_these_are_printed():
+    rows = merged(*paper(tasks=("gsm8k",)))
+    told = {width: " ".join(printed(tables.long(rows), width).split()) for width in (80, 200)}
+    for width, there in ((80, False), (200, True)):
+        assert ("± is the deviation over seeds." in told[width], "0±" in told[width]) == (there, there)
+        assert ("Ranges are 95 % intervals" in told[width], "[" in told[width]) == (there, there)
+    main = tables.main(rows)
+    assert "± is" in printed(main, 80) and "Ranges" not in printed(main, 80)
+    for form in tables.FORMATS.values():
+        assert "± is" in form(main) and "Ranges" not in form(main)
+        assert "± is" in form(tables.long(rows)) and "Ranges" in form(tables.long(rows))
+        assert "± is" not in form(tables.main(merged(*two_rows())))  # one seed
+
+
+@pytest.mark.parametrize("layout", [tables.main, tables.long])
+def test_seeds_with_prompts_of_their_own_are_told_in_every_format(layout):
+    plan, records = paper(tasks=("gsm8k",), seeds=(0, 1), rows=3)
+    own = sweep(*plan.cells)
+    own.rows.update({cell.key: ("r0", "r1") if cell.seed else ("r1", "r2") for cell in plan.cells})
+    told = "the deviation over seeds, each with its own prompts."
+    sheet, same = layout(merged(own, records)), layout(merged(plan, records))
+    for write in (lambda sheet: printed(sheet, 200), *tables.FORMATS.values()):
+        assert told in write(sheet) and told not in write(same) and "the deviation over seeds." in write(same)
+
+
+def test_a_line_of_unfinished_seeds_has_no_deviation_and_failures_are_explained_where_some_are():
+    plan, records = paper(tasks=("gsm8k",))
+    left = [record for record in records if not (record["cell"] == "gsm8k-1-spot-8" and record["row"] == "r3")]
+    sheet = tables.main(merged(plan, left))
+    assert entry(sheet, "spot", "gsm8k budget 8 NFE").spread == ""
+    assert entry(sheet, "spot", "gsm8k budget 20 NFE").spread == "2.0"
+    assert "n/N: incomplete, and not ranked." in notes(sheet)
+
+
+def test_marks_that_no_number_has_are_not_explained():
+    """Another method's ratios: where no sample is met, there is none that could be tied or timed on a shared GPU."""
+    plan, records = paper(tasks=("gsm8k",), budgets=(8,), seeds=(0,))
+    even = [record | {"per_gpu": 2} | ({"nfe": 20} if record["nfe"] < 50 else {}) for record in records]
+    samples = results.frame(plan, even, ())
+    samples = results.against(samples, "ssd", samples.assign(gen_length=128), "long:ssd")
+    told = " ".join(notes(tables.long(results.over_seeds(results.summary(plan, samples), samples))))
+    assert "≈" not in told and "‡" not in told
+    told = " ".join(notes(tables.long(merged(plan, even))))
+    assert "≈ tied" in told and "‡ timed" in told
+
+
+def test_a_bug_is_marked_where_there_is_no_colour():
+    plan, records, scores = two_rows(identical=False, difference="bug")
+    assert re.search("50.0%!.*\n", printed(tables.long(merged(plan, records, scores)), 80))
+
+
 # ---- formats
 
 
@@ -307,13 +399,16 @@ def test_csv_keeps_full_precision_and_one_line_a_cell():
     lines = list(csv.DictReader(io.StringIO(tables.to_csv(table))))
     assert [line["cell"] for line in lines] == ["c", "s"] and lines[1]["accepted_share"] == "0.375"
     (control_line, spot) = csv.DictReader(io.StringIO(tables.main_csv(merged(plan, records, scores))))
-    assert (spot["method"], spot["arith/4/nfe"], spot["arith/4/planned"], spot["arith/0/nfe"]) == (
-        "spot",
-        "20.0",
-        "2",
-        "",
-    )
-    assert control_line["arith/0/nfe"] == "70.0"
+    assert (spot["method"], spot["arith/4/nfe"], spot["arith/4/planned"]) == ("spot", "20.0", "2")
+    assert (control_line["method"], control_line["arith/4/nfe"]) == ("control", "70.0")
+
+
+def test_csv_has_the_control_at_every_budget_of_its_task_and_no_column_of_its_own():
+    lines = list(csv.DictReader(io.StringIO(tables.main_csv(paper_rows()))))
+    assert [lines[0][f"{task}/{budget}/nfe"] for task in ("gsm8k", "mbpp") for budget in (8, 20)] == ["60.0"] * 4
+    assert not [name for name in lines[0] if "/0/" in name]
+    (alone,) = csv.DictReader(io.StringIO(tables.main_csv(merged(sweep(CONTROL), [control("c", "r0", 60)]))))
+    assert alone["arith/0/nfe"] == "60.0"
 
 
 def test_markdown_is_one_table_with_as_many_cells_in_every_line():
