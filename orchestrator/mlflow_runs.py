@@ -24,7 +24,7 @@ import pandas as pd
 
 from orchestrator import results, tables
 from orchestrator.grid import Cell
-from orchestrator.ledger import Ledger, Sweep, parse
+from orchestrator.ledger import Sweep, parse
 from orchestrator.mlflow_store import connect, database, experiment, search
 from orchestrator.projection import Entry, Projection, View, milliseconds
 from orchestrator.segments import read_segments
@@ -299,9 +299,8 @@ class Runs:
         self._attach(self._parent, self._pages(table, rows))
 
     def _numbers(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        ledger = Ledger(self._sweep.folder)
-        samples = results.frame(self._sweep, ledger.decodes(), ledger.scores().values())
-        table = results.summary(self._sweep, samples)
+        sweep, samples = results.load(self._sweep.folder)
+        table = results.summary(sweep, samples)
         return table, results.over_seeds(table, samples)
 
     def _pages(self, table: pd.DataFrame, rows: pd.DataFrame) -> Files:

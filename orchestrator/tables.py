@@ -103,13 +103,10 @@ class Sheet:
         return [note.text for note in self.notes if not note.of or note.of in details]
 
 
-MainTable = Sheet  # what `main` gives: a panel a (model, temperature)
-
-
 # ---- the two layouts
 
 
-def main(rows: pd.DataFrame) -> MainTable:
+def main(rows: pd.DataFrame) -> Sheet:
     """The paper's main table of `rows`, those of `results.over_seeds(summary, samples)`.
 
     A panel a (model, temperature, length): a line a method, control first and oracles last, and for each task and
